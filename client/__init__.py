@@ -1,0 +1,1 @@
+"""Flower client: local training on MNIST partitions behind an emulated link."""

@@ -1,0 +1,98 @@
+"""Fast conversion between numpy arrays and Flower's ``Array``.
+
+``Array`` holds the bytes of an ``.npy`` file. Writing and parsing its header takes numpy about
+20 us per array, a fifth of a small client's whole round, though all messages of a model carry
+the same few headers. They are kept here; the bytes on the wire stay exactly Flower's.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from flwr.app import Array
+from numpy.typing import NDArray
+
+__all__ = ["decode_array", "encode_array"]
+
+AnyArray: TypeAlias = NDArray[Any]
+
+_STYPE: Final = "numpy.ndarray"
+"""Flower's name for ``.npy`` content."""
+_MAGIC: Final = b"\x93NUMPY\x01\x00"
+"""Start of an ``.npy`` file of version 1.0, the one numpy writes for plain dtypes."""
+
+
+def encode_array(values: AnyArray) -> Array:
+    """Convert an array to Flower's ``Array``, like ``Array(values)`` but faster.
+
+    Parameters
+    ----------
+    values : (...) array of a plain dtype
+        Copied, so that it may change afterwards.
+
+    Returns
+    -------
+    Array
+        In C order, whatever the order of ``values``.
+    """
+    header = _header(values.dtype, values.shape)
+    return Array(str(values.dtype), values.shape, _STYPE, header + values.tobytes())
+
+
+def decode_array(array: Array) -> AnyArray:
+    """Convert Flower's ``Array`` to numpy, like ``array.numpy()`` but faster and without a copy.
+
+    ``array.numpy()`` parses the header every time, which takes 20 us, and allocates whatever a
+    hostile header claims. Headers repeat, so their parsed form is kept, and the size is checked
+    against the bytes that are there.
+
+    Parameters
+    ----------
+    array : Array
+        As numpy writes it (npy format 1.0).
+
+    Returns
+    -------
+    (...) array
+        A read-only view of the message's bytes.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not those of exactly one plain array.
+    """
+    data = array.data
+    if array.stype != _STYPE or data[:8] != _MAGIC:
+        raise ValueError("not an array in npy format 1.0")
+    start = 10 + int.from_bytes(data[8:10], "little")
+    dtype, shape, order = _layout(data[:start])
+    size = math.prod(shape) * dtype.itemsize
+    if len(data) - start != size:
+        raise ValueError(f"the header promises {size} bytes, there are {len(data) - start}")
+    return np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
+
+
+@functools.lru_cache(maxsize=1024)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    stream = io.BytesIO()
+    description = np.lib.format.dtype_to_descr(dtype)
+    fields = {"descr": description, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, fields)
+    return stream.getvalue()
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    """Parse a header."""
+    stream = io.BytesIO(header[8:])
+    try:
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+    except Exception:  # numpy lets errors of Python's tokenizer and parser through
+        raise ValueError("the header cannot be read") from None
+    if dtype.hasobject:
+        raise ValueError("arrays of Python objects are refused")
+    return dtype, shape, "F" if fortran_order else "C"

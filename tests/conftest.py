@@ -1,0 +1,13 @@
+"""What several test files share."""
+
+from __future__ import annotations
+
+import pytest
+
+from client.mnist import MnistData, load_mnist
+
+
+@pytest.fixture(scope="session")
+def mnist() -> MnistData:
+    """The real data set; fetched on a machine's first run."""
+    return load_mnist()

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from threading import Thread
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client import protocol
+from client.app import ClientSettings, app, create_client_app
+from client.errors import ClientConfigError
+from client.mnist import scale_pixels
+from client.partition import build_partition
+from client.task import create_model, evaluate, initial_arrays, train
+
+pytestmark = pytest.mark.usefixtures("mnist", "task_identity")
+
+NODE_CONFIG = {"partition-id": 3, "num-partitions": 20}
+RUN_CONFIG = {
+    "model": "logistic",
+    "batch-size": 2,
+    "learning-rate": 0.001,
+    "local-steps": 1,
+    "partitioner": "iid",
+    "seed": 7,
+    "data-dir": "",
+}
+
+
+@pytest.fixture
+def task_identity(monkeypatch):
+    for attribute in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, attribute, 1)
+
+
+def context(node=(), **run):
+    run_config = RUN_CONFIG | {key.replace("_", "-"): value for key, value in run.items()}
+    return Context(
+        run_id=1,
+        node_id=9,
+        node_config={k: v for k, v in (NODE_CONFIG | dict(node)).items() if v is not None},
+        state=RecordDict(),
+        run_config={k: v for k, v in run_config.items() if v is not None},
+    )
+
+
+def request(kind="train", arrays=None, **config):
+    config = {"server-round": 1} | {k.replace("_", "-"): v for k, v in config.items()}
+    content = RecordDict(
+        {
+            protocol.ARRAYS: arrays or initial_arrays("logistic"),
+            protocol.CONFIG: ConfigRecord({k: v for k, v in config.items() if v is not None}),
+        }
+    )
+    message = Message(content, dst_node_id=9, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "request-1"
+    return message
+
+
+def local_data(mnist, partitioner="iid", partition_id=3, num_partitions=20, seed=7):
+    labels = mnist.train_labels.numpy()
+    part = build_partition(partitioner, labels, num_partitions, seed)[partition_id]
+    return mnist.train_images[part], mnist.train_labels[part]
+
+
+def test_train_reply():
+    reply = app(request(), context())
+    assert reply.metadata.reply_to_message_id == "request-1"
+    assert set(reply.content) == {protocol.ARRAYS, protocol.METRICS, protocol.TIMING}
+    metrics = reply.content[protocol.METRICS]
+    assert set(metrics) == {protocol.NUM_EXAMPLES, protocol.TRAIN_LOSS}
+    assert metrics[protocol.NUM_EXAMPLES] == 3000
+    assert metrics[protocol.TRAIN_LOSS] == pytest.approx(np.log(10))
+    assert 0 < reply.content[protocol.TIMING][protocol.COMPUTE_S] < 5
+
+
+def test_train_is_the_local_update_of_seed_client_and_round(mnist):
+    reply = app(request(server_round=5), context(local_steps=3))
+    model = create_model("logistic")
+    train(
+        model,
+        *local_data(mnist),
+        batch_size=2,
+        learning_rate=0.001,
+        local_steps=3,
+        rng=np.random.default_rng([7, 3, 5]),
+    )
+    for key, array in model.arrays().items():
+        assert reply.content[protocol.ARRAYS][key].data == array.data
+
+
+def test_minibatches_differ_between_rounds_clients_and_seeds():
+    def update(server_round=1, partition_id=3, seed=7):
+        answer = app(
+            request(server_round=server_round),
+            context({"partition-id": partition_id}, seed=seed),
+        )
+        return answer.content[protocol.ARRAYS]["weight"].data
+
+    assert update() == update()
+    assert len({update(), update(server_round=2), update(partition_id=4), update(seed=8)}) == 4
+
+
+def test_local_accuracy_is_that_of_the_received_model(mnist):
+    trained = create_model("logistic")
+    trained.views["bias"][4] = 1.0  # answers 4 whatever it sees
+    reply = app(request(arrays=trained.arrays(), report="other local-accuracy"), context())
+    _, expected = evaluate(trained, *local_data(mnist))
+    assert reply.content[protocol.METRICS][protocol.LOCAL_ACCURACY] == expected
+    plain = app(request(arrays=trained.arrays()), context())
+    for key, array in plain.content[protocol.ARRAYS].items():
+        assert array.data == reply.content[protocol.ARRAYS][key].data
+
+
+def test_the_proximal_term_is_applied():
+    free = app(request(), context(local_steps=5))
+    held = app(request(proximal_mu=100.0), context(local_steps=5))
+    norm = [
+        np.linalg.norm(reply.content[protocol.ARRAYS]["weight"].numpy()) for reply in (free, held)
+    ]
+    assert 0 < norm[1] < norm[0]
+
+
+def test_evaluate_reply(mnist):
+    model = create_model("logistic")
+    model.views["bias"][1] = 1.0
+    reply = app(request("evaluate", model.arrays()), context())
+    images, labels = local_data(mnist)
+    loss, accuracy = evaluate(model, scale_pixels(images), labels)
+    assert set(reply.content) == {protocol.METRICS}
+    metrics = dict(reply.content[protocol.METRICS])
+    assert metrics == {
+        protocol.NUM_EXAMPLES: 3000,
+        protocol.EVAL_LOSS: pytest.approx(loss),
+        protocol.EVAL_ACCURACY: accuracy,
+    }
+
+
+def test_query_reply():
+    info = app(request("query"), context(partitioner="by-label:1000,100"))
+    assert dict(info.content[protocol.CLIENT_INFO]) == {
+        protocol.NAME: "client-3",
+        protocol.NUM_EXAMPLES: 100,
+        protocol.LABEL_COUNTS: [0, 100, 0, 0, 0, 0, 0, 0, 0, 0],
+    }
+    named = app(request("query"), context({"name": "pump-17"}))
+    assert named.content[protocol.CLIENT_INFO][protocol.NAME] == "pump-17"
+
+
+def test_requests_and_replies_share_no_records():
+    message = request()
+    before = message.content[protocol.ARRAYS]["weight"].data
+    reply = app(message, context())
+    assert reply.content[protocol.ARRAYS] is not message.content[protocol.ARRAYS]
+    assert message.content[protocol.ARRAYS]["weight"].data == before
+    again = app(message, context())
+    assert again.content[protocol.ARRAYS] is not reply.content[protocol.ARRAYS]
+
+
+def test_the_cnn_trains_through_the_app():
+    reply = app(request(arrays=initial_arrays("cnn", 1)), context(model="cnn"))
+    assert reply.content[protocol.METRICS][protocol.TRAIN_LOSS] > 0
+
+
+def test_mods_are_called_outermost_first():
+    calls = []
+
+    def mod(name):
+        def wrapped(message, context, call_next):
+            calls.append(name)
+            return call_next(message, context)
+
+        return wrapped
+
+    create_client_app([mod("outer"), mod("inner")])(request(), context())
+    assert calls == ["outer", "inner"]
+
+
+def test_clients_in_threads_do_not_disturb_each_other():
+    def update(partition_id):
+        answer = app(request(), context({"partition-id": partition_id}, local_steps=50))
+        return answer.content[protocol.ARRAYS]["weight"].data
+
+    alone = [update(client) for client in range(4)]
+    together = [b""] * 4
+
+    def run(client):
+        together[client] = update(client)
+
+    threads = [Thread(target=run, args=(client,)) for client in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("node", "run", "message"),
+    [
+        ({"partition-id": None}, {}, "node config lacks 'partition-id'"),
+        ({"partition-id": 20}, {}, "partition-id = 20: must be below num-partitions = 20"),
+        ({"partition-id": "3"}, {}, "partition-id = '3': must be a whole number of at least 0"),
+        ({"num-partitions": 0}, {}, "num-partitions = 0: must be a whole number of at least 1"),
+        ({}, {"model": None}, "run config lacks 'model'"),
+        ({}, {"model": "logistc"}, "unknown model 'logistc', did you mean 'logistic'?"),
+        ({}, {"model": 3}, "model = 3: must be a text"),
+        ({}, {"batch_size": 0}, "batch-size = 0: must be a whole number of at least 1"),
+        ({}, {"batch_size": True}, "batch-size = True: must be a whole number"),
+        ({}, {"batch_size": 2.0}, "batch-size = 2.0: must be a whole number"),
+        ({}, {"learning_rate": 0}, "learning-rate = 0: must be a number above 0"),
+        ({}, {"learning_rate": "fast"}, "learning-rate = 'fast': must be a number above 0"),
+        ({}, {"learning_rate": float("nan")}, "learning-rate = nan: must be a number above 0"),
+        ({}, {"local_steps": -1}, "local-steps = -1: must be a whole number of at least 1"),
+        ({}, {"partitioner": "idd"}, "unknown partitioner 'idd', did you mean 'iid'?"),
+        ({}, {"seed": -1}, "seed = -1: must be a whole number of at least 0"),
+    ],
+)
+def test_bad_configs_are_one_clear_line(node, run, message):
+    with pytest.raises(ClientConfigError) as caught:
+        app(request(), context(node, **run))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_true_seed_is_not_taken_for_the_cached_one():
+    ClientSettings.from_context(context(seed=1))
+    with pytest.raises(ClientConfigError, match="seed = True"):
+        ClientSettings.from_context(context(seed=True))
+
+
+def test_settings_are_read_once():
+    settings = ClientSettings.from_context(context(learning_rate=1))
+    assert settings is ClientSettings.from_context(context(learning_rate=1))
+    assert isinstance(settings.learning_rate, float)
+
+
+def test_the_devices_data_folder_wins():
+    settings = ClientSettings.from_context(context({"data-dir": "/mine"}, data_dir="/theirs"))
+    assert settings.data_dir == "/mine"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"server_round": None}, "request lacks 'server-round'"),
+        ({"server_round": "1"}, "server-round = '1': must be a whole number"),
+        ({"proximal_mu": -0.1}, "proximal-mu = -0.1: must be a number of at least 0"),
+    ],
+)
+def test_bad_requests(config, message):
+    with pytest.raises(ClientConfigError, match=message):
+        app(request(**config), context())
+
+
+def test_a_request_without_arrays():
+    message = request()
+    del message.content[protocol.ARRAYS]
+    with pytest.raises(ClientConfigError, match="request lacks the ArrayRecord 'arrays'"):
+        app(message, context())
+
+
+@pytest.mark.parametrize(
+    ("imported", "kept_out"),
+    [
+        ("client, client.protocol", {"numpy", "torch", "flwr", "grpc"}),
+        ("client.channel, client.partition", {"torch", "flwr", "scipy"}),
+    ],
+)
+def test_imports_load_nothing_heavy(imported, kept_out):
+    code = f"import sys, {imported}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not kept_out & set(done.stdout.split())
