@@ -1,0 +1,142 @@
+"""CS-UCB-Q, Algorithm 2 of the paper: fast arms, and a guaranteed share for each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from strategies.base import (
+    BoolArray,
+    ConfigError,
+    FloatArray,
+    RoundContext,
+    RoundOutcome,
+    SchedulingPolicy,
+    Selection,
+    check_real,
+)
+from strategies.cs_ucb import UcbPolicy
+from strategies.fairness import check_min_participation
+from strategies.selection import top_arms
+from strategies.virtual_queue import advance_virtual_queue
+
+
+class CsUcbQ(UcbPolicy):
+    """CS-UCB-Q, Algorithm 2 of Xia et al.
+
+    In round t it selects the min(N, abs(A(t))) available arms with the largest
+
+        (1 - beta) u_k(t) + beta D_k(t),    u_k(t) = min(y_k + sqrt(2 ln t / z_k), 1),
+
+    u = 1 while an arm was never played, and D the virtual queues, which start at 0. The paper
+    allows any maximiser. At its settings u is 1 for every arm for thousands of rounds, so that
+    ties are the rule; ours are broken by the index before truncation, which still tells fast arms
+    from slow ones, and what is still tied at random.
+
+    Parameters
+    ----------
+    beta : float, in [0, 1]
+        Weight of the queues: small favours speed, large favours the shares.
+    min_participation : (num_arms,) array-like of float, in [0, 1), optional
+        Least fraction of rounds in which each arm is to be selected, c; 0 if left out.
+    truncate : bool
+        False leaves out the truncation to 1, so that speed always counts. An arm that was never
+        played then scores ``+inf``, whatever ``beta``.
+    **parameters
+        Those of :class:`~strategies.base.SchedulingPolicy`.
+
+    Attributes
+    ----------
+    virtual_queue : (*batch, num_arms) float64, >= 0
+        Debt D that the next round uses [rounds].
+
+    Raises
+    ------
+    ConfigError
+        If a parameter has the wrong type, length or range.
+    """
+
+    name: ClassVar[str] = "cs-ucb-q"
+    _per_arm: ClassVar[Mapping[str, float]] = {
+        **SchedulingPolicy._per_arm,
+        "virtual_queue": 0.0,
+        "min_participation": 0.0,
+    }
+    _settings: ClassVar[tuple[str, ...]] = (*SchedulingPolicy._settings, "beta", "truncate")
+
+    def __init__(
+        self,
+        *,
+        beta: float = 1e-3,
+        min_participation: ArrayLike | None = None,
+        truncate: bool = True,
+        **parameters: Any,
+    ) -> None:
+        super().__init__(**parameters)
+        self.beta = check_real("beta", beta, at_least=0.0, at_most=1.0)
+        if not isinstance(truncate, bool):
+            raise ConfigError("truncate", truncate, "true or false")
+        self.truncate = truncate
+        self.virtual_queue: FloatArray = np.zeros(self.shape)
+        self._score: FloatArray = np.empty(self.shape)
+        self.min_participation = (
+            np.zeros(self.num_arms) if min_participation is None else min_participation
+        )
+
+    @property
+    def min_participation(self) -> FloatArray:
+        """Least fraction of rounds of each arm, c, (num_arms,) in [0, 1).
+
+        It may be set between rounds, for example to floors recomputed after arms joined; debts
+        stay as they are.
+        """
+        return self._min_participation
+
+    @min_participation.setter
+    def min_participation(self, value: ArrayLike) -> None:
+        self._min_participation = check_min_participation(value, self.num_arms)
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        index = self.ucb_index(context.round, 2.0)
+        weight = 1.0 - self.beta
+        if self.truncate:
+            score = np.minimum(index, 1.0, out=self._score)
+            score *= weight
+        else:
+            # At beta = 1, 0 * inf would be NaN.
+            score = np.multiply(index, weight or math.ulp(0.0), out=self._score)
+        score += np.multiply(self.virtual_queue, self.beta, out=self._scratch)
+        return top_arms(
+            (score, index),
+            context.available,
+            self.num_selected,
+            self._rng,
+            scratch=self._scratch,
+        )
+
+    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
+        super()._learn(selection, outcome)
+        advance_virtual_queue(
+            self.virtual_queue,
+            selection.mask,
+            self._min_participation,
+            selection.context.member,
+            out=self.virtual_queue,
+        )
+
+    def _refresh(self, *, grown: bool) -> None:
+        super()._refresh(grown=grown)
+        self._score = np.empty(self.shape)
+
+    def _check_per_arm(self, name: str, value: ArrayLike, count: int) -> FloatArray:
+        if name == "min_participation":
+            return check_min_participation(value, count)
+        return super()._check_per_arm(name, value, count)
+
+    def _assign(self, name: str, array: NDArray[Any]) -> None:
+        # Not through the property: its length check comes before num_arms has grown.
+        super()._assign("_min_participation" if name == "min_participation" else name, array)

@@ -1,0 +1,421 @@
+"""Participation floors: how often each client must be selected, and whether that can be done."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from strategies.base import ConfigError, FloatArray, IntArray, check_count, check_real
+
+_BELOW_ONE: Final = math.nextafter(1.0, 0.0)
+_MAX_COMBINATIONS: Final = 2**16
+_TOLERANCE: Final = 1e-9  # rounding of sums of floors and probabilities
+_NAMES_SHOWN: Final = 5
+
+
+def check_min_participation(
+    value: ArrayLike, num_arms: int, key: str = "min_participation"
+) -> FloatArray:
+    """Return participation floors as an array of their own, if they are valid.
+
+    Parameters
+    ----------
+    value : (num_arms,) array-like of float, in [0, 1)
+        Least fraction of rounds of each arm, c.
+    num_arms : int
+        Number of arms, K.
+    key : str
+        What errors call them.
+
+    Returns
+    -------
+    (num_arms,) float64
+
+    Raises
+    ------
+    ConfigError
+        If the values are not numbers, not in [0, 1), or not one per arm.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:  # a ragged list
+        array = np.empty(0, dtype=np.object_)
+    if array.dtype.kind not in "iuf" or array.shape != (num_arms,):
+        raise ConfigError(key, value, f"{num_arms} numbers, one per arm")
+    wrong = np.flatnonzero(~((array >= 0) & (array < 1)))  # also catches NaN
+    if wrong.size:
+        arm = int(wrong[0])
+        raise ConfigError(f"{key}[{arm}]", float(array[arm]), "in [0, 1)")
+    return array.astype(np.float64)
+
+
+class FloorRule(ABC):
+    """How the participation floors c follow from the sizes of the clients' data sets."""
+
+    @abstractmethod
+    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:
+        """Compute the floor of every arm.
+
+        Parameters
+        ----------
+        num_examples : (num_arms,) array-like of float, >= 0
+            Size s_k of each client's data set.
+        num_selected : int, >= 1
+            Most arms per round, N.
+
+        Returns
+        -------
+        (num_arms,) float64, in [0, 1)
+            Least fraction of rounds of each arm, c.
+
+        Raises
+        ------
+        ConfigError
+            If the sizes are not finite numbers >= 0, or the rule does not fit their number.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFloors(FloorRule):
+    """One number per arm.
+
+    Attributes
+    ----------
+    values : tuple of float, in [0, 1)
+        The floors, by arm.
+    """
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_min_participation(self.values, len(self.values), "fairness")
+
+    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:  # noqa: D102
+        return check_min_participation(self.values, _sizes(num_examples).size, "fairness")
+
+
+@dataclass(frozen=True, slots=True)
+class EqualFloors(FloorRule):
+    """The same floor for every arm, whatever its data; 0 asks for nothing.
+
+    Attributes
+    ----------
+    value : float, in [0, 1)
+        The floor.
+    """
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_real("equal", self.value, at_least=0.0, at_most=_BELOW_ONE)
+
+    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:  # noqa: D102
+        return np.full(_sizes(num_examples).size, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalFloors(FloorRule):
+    """c_k = rho s_k / sum(s), as in the paper's figure over rho.
+
+    A floor of 1 or more, which a small or very uneven fleet can produce, is set just below 1:
+    nobody can be owed more than every round.
+
+    Attributes
+    ----------
+    scale : float, >= 0
+        The paper's rho, the number of places per round that are spoken for.
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        check_real("proportional", self.scale, at_least=0.0)
+
+    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:  # noqa: D102
+        return _shares(num_examples, self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicFloors(FloorRule):
+    """The paper's heuristic (section II): a part phi of what shares by size would give.
+
+    c_min = phi N s_min / sum(s) for the smallest data set and c_k = (s_k / s_min) c_min for the
+    others, which is c_k = phi N s_k / sum(s). Capped just below 1 like
+    :class:`ProportionalFloors`.
+
+    Attributes
+    ----------
+    phi : float, in [0, 1]
+        Part of the places per round that is spoken for.
+    """
+
+    phi: float
+
+    def __post_init__(self) -> None:
+        check_real("heuristic", self.phi, at_least=0.0, at_most=1.0)
+
+    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:  # noqa: D102
+        return _shares(num_examples, self.phi * num_selected)
+
+
+_RULES: Final[Mapping[str, Callable[[float], FloorRule]]] = {
+    "equal": EqualFloors,
+    "proportional": ProportionalFloors,
+    "heuristic": HeuristicFloors,
+}
+_FORMS: Final = (
+    '"none", numbers by client such as "0.6,0.5,0.4", "equal:0.2", "proportional:2.0" '
+    'or "heuristic:0.5"'
+)
+
+
+def parse_floors(text: str) -> FloorRule:
+    """Read a floor rule as the user writes it.
+
+    Parameters
+    ----------
+    text : str
+        ``"none"``, ``"0.6,0.5,0.4"``, ``"equal:0.2"``, ``"proportional:2.0"`` or
+        ``"heuristic:0.5"``.
+
+    Returns
+    -------
+    FloorRule
+
+    Raises
+    ------
+    ConfigError
+        If the text is of none of these forms, or a number is out of range.
+    """
+    if not isinstance(text, str):
+        raise ConfigError("fairness", text, _FORMS)
+    name, colon, argument = (part.strip() for part in text.strip().lower().partition(":"))
+    try:
+        if not colon:
+            if name == "none":
+                return EqualFloors(0.0)
+            return GivenFloors(tuple(float(number) for number in name.split(",")))
+        return _RULES[name](float(argument))
+    except ConfigError:
+        raise
+    except (KeyError, ValueError):
+        raise ConfigError("fairness", text, _FORMS) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Feasibility:
+    """Whether participation floors can be met by any policy at all.
+
+    Attributes
+    ----------
+    feasible : bool
+        False: the floors of `arms` cannot be met together.
+    exact : bool
+        False: only a necessary condition was checked, so that ``feasible`` is not proven.
+    arms : tuple of int
+        The tightest set of arms that was found.
+    asked : float
+        Sum of their floors [selections per round].
+    served : float
+        How many of them a round can serve on average, E min(N, number of available among them).
+    """
+
+    feasible: bool
+    exact: bool
+    arms: tuple[int, ...]
+    asked: float
+    served: float
+
+    def message(self, names: Sequence[str] | None = None) -> str:
+        """Say it in one line.
+
+        Parameters
+        ----------
+        names : sequence of str, optional
+            Names of all arms; ``client <index>`` if left out.
+
+        Returns
+        -------
+        str
+        """
+        if self.feasible:
+            if self.exact:
+                return "participation floors are feasible"
+            return (
+                "participation floors pass a necessary condition; "
+                "with this many different availabilities sufficiency was not checked"
+            )
+        shown = [
+            names[arm] if names is not None else f"client {arm}" for arm in self.arms[:_NAMES_SHOWN]
+        ]
+        if len(self.arms) > _NAMES_SHOWN:
+            shown.append(f"{len(self.arms) - _NAMES_SHOWN} more")
+        who = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+        return (
+            f"participation floors cannot be met: {who} ask for {self.asked:.4g} selections per "
+            f"round, at most {self.served:.4g} can be served"
+        )
+
+
+def check_feasibility(
+    min_participation: ArrayLike, num_selected: int, availability: ArrayLike = 1.0
+) -> Feasibility:
+    """Decide whether participation floors are feasible.
+
+    With arms available independently, c is feasible if and only if for every set S of arms
+
+        sum of c_k over S <= E min(N, number of available arms in S)
+
+    (only if: no policy serves S better; if: max-flow min-cut over the availability sets). Among
+    arms of equal availability the right-hand side depends on their number alone, so the worst set
+    takes those with the largest floors, and it is enough to try, for each group of equal
+    availability, how many. With more than 2^16 combinations only a necessary condition is
+    checked: single arms, all arms, and the leading arms by c, by c / alpha and within each group.
+
+    Parameters
+    ----------
+    min_participation : (num_arms,) array-like of float, in [0, 1)
+        Least fraction of rounds of each arm, c.
+    num_selected : int, >= 1
+        Most arms per round, N.
+    availability : scalar or (num_arms,) array-like of float, in [0, 1]
+        Probability alpha_k that arm k is available in a round.
+
+    Returns
+    -------
+    Feasibility
+
+    Raises
+    ------
+    ConfigError
+        If an argument is out of range or of the wrong length.
+    """
+    size = np.size(min_participation)
+    floors = check_min_participation(min_participation, size)
+    num_selected = check_count("num_selected", num_selected, minimum=1)
+    alpha = _availability(availability, size)
+
+    # An arm that asks for nothing only loosens the condition.
+    asking = np.flatnonzero(floors > 0)
+    groups = [
+        arms[np.argsort(-floors[arms], kind="stable")]
+        for arms in (asking[alpha[asking] == value] for value in np.unique(alpha[asking]))
+    ]
+    exact = math.prod(group.size + 1 for group in groups) <= _MAX_COMBINATIONS
+    candidates = _group_prefixes if exact else _likely_sets
+    excess, arms = max(
+        candidates(groups, floors, alpha, num_selected),
+        key=lambda candidate: candidate[0],
+        default=(0.0, asking[:0]),
+    )
+    asked = float(floors[arms].sum())
+    return Feasibility(
+        feasible=bool(excess <= _TOLERANCE),
+        exact=exact,
+        arms=tuple(int(arm) for arm in np.sort(arms)),
+        asked=asked,
+        served=asked - excess,
+    )
+
+
+def _group_prefixes(
+    groups: list[IntArray], floors: FloatArray, alpha: FloatArray, num_selected: int
+) -> Iterator[tuple[float, IntArray]]:
+    """Yield, for every combination of leading arms of the groups, asked - served and the arms.
+
+    The last and largest group is done at once: only its best length is yielded.
+    """
+    if not groups:
+        return
+    *others, last = sorted(groups, key=len)
+    # Only P(j arms available) for j < N matters: E min(N, X) = N - sum_j (N - j) P(X = j).
+    counts = np.arange(num_selected)
+    last_pmf = stats.binom.pmf(counts, np.arange(last.size + 1)[:, np.newaxis], alpha[last[0]])
+    last_asked = np.concatenate([[0.0], np.cumsum(floors[last])])
+    places = np.arange(num_selected, 0, -1)
+
+    def extend(
+        depth: int, pmf: FloatArray, asked: float, arms: list[IntArray]
+    ) -> Iterator[tuple[float, IntArray]]:
+        if depth == len(others):
+            # Places left to the last group: sum_a (N - a - b) P(a), for each b.
+            left = np.convolve(places, pmf[::-1])[num_selected - 1 :][:num_selected]
+            excess = asked + last_asked - (num_selected - last_pmf @ left)
+            best = int(np.argmax(excess))
+            yield float(excess[best]), np.concatenate([*arms, last[:best]])
+            return
+        group = others[depth]
+        for length in range(group.size + 1):
+            own = stats.binom.pmf(counts, length, alpha[group[0]])
+            yield from extend(
+                depth + 1,
+                np.convolve(pmf, own)[:num_selected],
+                asked + float(floors[group[:length]].sum()),
+                [*arms, group[:length]],
+            )
+
+    nobody = np.zeros(num_selected)
+    nobody[0] = 1.0
+    yield from extend(0, nobody, 0.0, [])
+
+
+def _likely_sets(
+    groups: list[IntArray], floors: FloatArray, alpha: FloatArray, num_selected: int
+) -> Iterator[tuple[float, IntArray]]:
+    """Yield asked - served and the arms of sets that are likely to be the tightest."""
+    asking = np.concatenate(groups)
+    worst = asking[np.argmax(floors[asking] - alpha[asking])]
+    yield float(floors[worst] - alpha[worst]), np.array([worst])
+    with np.errstate(divide="ignore"):
+        ratio = floors[asking] / alpha[asking]
+    by_floor = asking[np.argsort(-floors[asking], kind="stable")]
+    by_ratio = asking[np.argsort(-ratio, kind="stable")]
+    for order in (by_floor, by_ratio, *groups):
+        pmf = np.zeros(num_selected)
+        pmf[0] = 1.0
+        places = np.arange(num_selected, 0, -1)
+        asked, best, best_length = 0.0, -np.inf, 0
+        for length, arm in enumerate(order, start=1):
+            arrives = pmf * alpha[arm]
+            pmf -= arrives
+            pmf[1:] += arrives[:-1]
+            asked += floors[arm]
+            excess = asked - (num_selected - float(places @ pmf))
+            if excess > best:
+                best, best_length = excess, length
+        yield best, order[:best_length]
+
+
+def _sizes(num_examples: ArrayLike) -> FloatArray:
+    array = np.asarray(num_examples)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
+        raise ConfigError("num_examples", num_examples, "one number per arm")
+    if not (np.isfinite(array) & (array >= 0)).all():
+        raise ConfigError("num_examples", num_examples, "finite and >= 0")
+    return array.astype(np.float64)
+
+
+def _shares(num_examples: ArrayLike, places: float) -> FloatArray:
+    """Divide `places` per round by size; nobody gets more than (just below) every round."""
+    sizes = _sizes(num_examples)
+    total = sizes.sum()
+    if sizes.size and not total > 0:
+        raise ConfigError("num_examples", num_examples, "positive for at least one arm")
+    return np.minimum(places * sizes / total if sizes.size else sizes, _BELOW_ONE)
+
+
+def _availability(value: ArrayLike, num_arms: int) -> FloatArray:
+    allowed = f"one probability, or {num_arms} of them, in [0, 1]"
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf" or array.shape not in ((), (num_arms,)):
+        raise ConfigError("availability", value, allowed)
+    if not ((array >= 0) & (array <= 1)).all():
+        raise ConfigError("availability", value, allowed)
+    return np.array(np.broadcast_to(array, (num_arms,)), dtype=np.float64)

@@ -1,0 +1,70 @@
+"""Worst first: the clients whose local accuracy was lowest when they last reported it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from strategies.base import (
+    ArrayError,
+    BoolArray,
+    FloatArray,
+    RoundContext,
+    RoundOutcome,
+    SchedulingPolicy,
+    Selection,
+)
+from strategies.selection import top_arms
+
+
+class LocalAccuracy(SchedulingPolicy):
+    """Select the available arms with the lowest last known local accuracy, ties at random.
+
+    An arm that never reported one counts as lowest. An arm that reports nothing this time keeps
+    its last value.
+
+    Parameters
+    ----------
+    **parameters
+        Those of :class:`~strategies.base.SchedulingPolicy`.
+
+    Attributes
+    ----------
+    local_accuracy : (*batch, num_arms) float64
+        Last reported accuracy in [0, 1], ``-inf`` before the first report.
+    """
+
+    name: ClassVar[str] = "local-accuracy"
+    _per_arm: ClassVar[Mapping[str, float]] = {
+        **SchedulingPolicy._per_arm,
+        "local_accuracy": -np.inf,
+    }
+
+    def __init__(self, **parameters: Any) -> None:
+        super().__init__(**parameters)
+        self.local_accuracy: FloatArray = np.full(self.shape, -np.inf)
+
+    def tell(self, selection: Selection, outcome: RoundOutcome) -> None:
+        """Learn from a round; see :meth:`SchedulingPolicy.tell`.
+
+        ``outcome.reported["local_accuracy"]``, NaN where unknown, is read where the selection is
+        true. It may be missing in a round in which nobody reported.
+        """
+        reported = outcome.reported.get("local_accuracy")
+        if reported is not None and reported.shape != self.shape:
+            raise ArrayError(
+                f"outcome.reported['local_accuracy'] has shape {reported.shape}, "
+                f"must be {self.shape}"
+            )
+        super().tell(selection, outcome)
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        return top_arms((-self.local_accuracy,), context.available, self.num_selected, self._rng)
+
+    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
+        reported = outcome.reported.get("local_accuracy")
+        if reported is not None:
+            known = selection.mask & np.isfinite(reported)
+            self.local_accuracy[known] = reported[known]

@@ -1,0 +1,119 @@
+"""The policies by name: what the user can ask for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from strategies.base import ConfigError, SchedulingPolicy, UnknownPolicyError, did_you_mean
+from strategies.cs_ucb import CsUcb, ModifiedCsUcb
+from strategies.cs_ucb_q import CsUcbQ
+from strategies.local_accuracy import LocalAccuracy
+from strategies.oracle import Oracle
+from strategies.round_robin import RoundRobin
+from strategies.uniform import Uniform
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy that can be built by name.
+
+    Attributes
+    ----------
+    name : str
+        What the user types.
+    build : callable
+        Takes the policy's parameters as keywords.
+    summary : str
+        One line for help texts and tables.
+    needs : tuple of str
+        Names in ``RoundOutcome.reported`` that the policy learns from.
+    """
+
+    name: str
+    build: Callable[..., SchedulingPolicy]
+    summary: str
+    needs: tuple[str, ...] = ()
+
+    def parameters(self) -> dict[str, bool]:
+        """Return the keywords that :attr:`build` takes, and whether each is required."""
+        found = dict(inspect.signature(self.build).parameters)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
+            found = {**inspect.signature(SchedulingPolicy).parameters, **found}
+        return {
+            name: parameter.default is parameter.empty
+            for name, parameter in found.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+
+
+POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
+    {
+        spec.name: spec
+        for spec in (
+            PolicySpec(Uniform.name, Uniform, "uniformly at random"),
+            PolicySpec(RoundRobin.name, RoundRobin, "everybody in turn"),
+            PolicySpec(
+                LocalAccuracy.name,
+                LocalAccuracy,
+                "lowest last reported local accuracy first",
+                needs=("local_accuracy",),
+            ),
+            PolicySpec(CsUcb.name, CsUcb, "learns who is fast (the paper's Algorithm 1)"),
+            PolicySpec(
+                ModifiedCsUcb.name,
+                ModifiedCsUcb,
+                "learns who is fast among those available, untried clients first",
+            ),
+            PolicySpec(
+                CsUcbQ.name,
+                CsUcbQ,
+                "learns who is fast and keeps participation floors (the paper's Algorithm 2)",
+            ),
+            PolicySpec(Oracle.name, Oracle, "knows the expected times; for studies"),
+        )
+    }
+)
+"""Every policy; command lines, help texts and the shared tests read it."""
+
+
+def build_policy(name: str, **params: Any) -> SchedulingPolicy:
+    """Build a policy by name.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`POLICIES`.
+    **params
+        ``num_arms``, ``num_selected``, ``tau_max_s``, ``rng``, optionally ``batch_shape``, and the
+        policy's own.
+
+    Returns
+    -------
+    SchedulingPolicy
+
+    Raises
+    ------
+    UnknownPolicyError
+        If there is no such policy; the text has the nearest name and all of them.
+    ConfigError
+        If the policy does not take a parameter, one is missing, or a value is wrong.
+    """
+    spec = POLICIES.get(name) if isinstance(name, str) else None
+    if spec is None:
+        raise UnknownPolicyError(
+            f"no policy is named {name!r}{did_you_mean(name, POLICIES)}; there are "
+            + ", ".join(POLICIES)
+        )
+    taken = spec.parameters()
+    for param, value in params.items():
+        if param not in taken:
+            hint = did_you_mean(param, taken)
+            raise ConfigError(param, value, f"a parameter of {name}: {', '.join(taken)}{hint}")
+    for param, required in taken.items():
+        if required and param not in params:
+            raise ConfigError(param, None, f"given: {name} needs it")
+    return spec.build(**params)

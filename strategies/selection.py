@@ -1,0 +1,95 @@
+"""Masked top-m selection for a batch: the step that all policies share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from strategies.base import BoolArray, FloatArray
+
+_LARGEST: Final = np.finfo(np.float64).max
+
+
+def top_arms(
+    keys: Sequence[FloatArray],
+    available: BoolArray,
+    num_selected: int,
+    rng: np.random.Generator,
+    *,
+    scratch: FloatArray | None = None,
+) -> BoolArray:
+    """Select the available arms with the largest keys.
+
+    An arm whose first key is strictly above the cut is selected; arms tied at the cut are decided
+    by the next key, and what the last key leaves tied by `rng`, uniformly. Random numbers are
+    drawn for arms that are tied at a cut and for no others. Without keys the choice is uniform.
+
+    Parameters
+    ----------
+    keys : sequence of (*batch, num_arms) float64
+        Most important first; ``+inf`` is allowed, ``-inf`` and NaN are not. Left unchanged.
+    available : (*batch, num_arms) bool
+        Who may be selected.
+    num_selected : int, >= 1
+        Most arms per row, N.
+    rng : numpy.random.Generator
+        Decides what is still tied.
+    scratch : (*batch, num_arms) float64, contiguous, optional
+        Room to work in; saves large batches an allocation per round.
+
+    Returns
+    -------
+    (*batch, num_arms) bool
+        In each row ``min(num_selected, number of available arms)`` arms are true.
+    """
+    num_arms = available.shape[-1]
+    if num_arms <= num_selected:
+        return available.copy()
+    rows = available.reshape(-1, num_arms)
+    flat_keys = [key.reshape(rows.shape) for key in keys]
+    first = flat_keys.pop(0) if flat_keys else rng.random(rows.shape)
+    if not rows.all():
+        first = np.where(rows, first, -np.inf)
+    room = None if scratch is None else scratch.reshape(rows.shape)
+    return _top(first, flat_keys, num_selected, rng, room).reshape(available.shape)
+
+
+def _top(
+    key: FloatArray,
+    ties: list[FloatArray],
+    num_selected: int,
+    rng: np.random.Generator,
+    scratch: FloatArray | None = None,
+) -> BoolArray:
+    """Return the mask of the largest in each row of `key`, where -inf bars an arm."""
+    num_rows, num_arms = key.shape
+    kth = num_arms - num_selected
+    if scratch is None:
+        scratch = key.copy()
+    else:
+        scratch[...] = key
+    scratch.partition(kth, axis=1)
+    cut = scratch[:, kth, np.newaxis]  # (num_rows, 1)
+    mask = key >= cut
+    # Every row holds at least num_selected such arms, so the total tells whether one holds more.
+    if np.count_nonzero(mask) == num_rows * num_selected:
+        return mask
+
+    short = cut[:, 0] == -np.inf  # fewer candidates than num_selected: take them all
+    if short.any():
+        mask[short] = key[short] > -np.inf
+    tied = np.flatnonzero(np.count_nonzero(mask, axis=1) > num_selected)
+    if tied.size:
+        key, cut = key[tied], cut[tied]
+        at_cut = key == cut
+        if ties:
+            # +inf is for those above the cut, whom no later key may push out.
+            next_key = np.minimum(ties[0][tied], _LARGEST)
+            key = np.where(at_cut, next_key, np.where(key > cut, np.inf, -np.inf))
+        else:
+            key = np.where(key > cut, np.inf, -np.inf)
+            key[at_cut] = rng.random(np.count_nonzero(at_cut))
+        mask[tied] = _top(key, [other[tied] for other in ties[1:]], num_selected, rng)
+    return mask

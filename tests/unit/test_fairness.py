@@ -1,0 +1,123 @@
+"""Floor rules, their parser, and feasibility by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strategies import (
+    ConfigError,
+    EqualFloors,
+    GivenFloors,
+    HeuristicFloors,
+    ProportionalFloors,
+    check_feasibility,
+    parse_floors,
+)
+
+
+def test_rules_by_hand():
+    sizes = [100, 200, 300]
+    assert EqualFloors(0.2).floors(sizes, 2).tolist() == [0.2, 0.2, 0.2]
+    assert GivenFloors((0.6, 0.5, 0.4)).floors(sizes, 2).tolist() == [0.6, 0.5, 0.4]
+    assert ProportionalFloors(1.2).floors(sizes, 2) == pytest.approx([0.2, 0.4, 0.6])
+    # c_min = phi N s_min / sum(s) = 0.5 * 2 * 100 / 600; the others in proportion.
+    assert HeuristicFloors(0.5).floors(sizes, 2) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+
+
+def test_shares_stay_below_every_round():
+    floors = ProportionalFloors(2.0).floors([1, 1_000_000], 2)
+    assert 0.999 < floors[1] < 1.0
+    assert ProportionalFloors(2.0).floors([5], 2) < 1.0
+    assert ProportionalFloors(2.0).floors([], 2).shape == (0,)
+
+
+@pytest.mark.parametrize("sizes", [[1, -1], [1, np.nan], [0, 0], ["a"], 3])
+def test_wrong_sizes(sizes):
+    with pytest.raises(ConfigError, match="num_examples"):
+        HeuristicFloors(0.5).floors(sizes, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("none", EqualFloors(0.0)),
+        ("0.6,0.5,0.4", GivenFloors((0.6, 0.5, 0.4))),
+        (" 0.6, 0.5 ", GivenFloors((0.6, 0.5))),
+        ("equal:0.2", EqualFloors(0.2)),
+        ("proportional:2.0", ProportionalFloors(2.0)),
+        ("Heuristic: 0.5", HeuristicFloors(0.5)),
+    ],
+)
+def test_parser(text, rule):
+    assert parse_floors(text) == rule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "some", "equal", "equal:", "equal:x", "equal:1", "equal:nan", "fair:1"),
+        *("0.5,,0.5", "0.5,1.5", "0.5,nan", "heuristic:1.5", "proportional:-1"),
+        *("proportional:inf", 0.5),
+    ],
+)
+def test_parser_refuses_the_rest(text):
+    with pytest.raises(ConfigError) as error:
+        parse_floors(text)
+    assert "\n" not in str(error.value)
+
+
+def test_given_floors_must_be_one_per_arm():
+    with pytest.raises(ConfigError, match="2 numbers"):
+        GivenFloors((0.1, 0.1, 0.1)).floors([1, 1], 2)
+
+
+def test_the_papers_floors_are_feasible():
+    # sum c = 1.5 <= E min(2, |A|) = 1.971 and c_k <= 0.9.
+    result = check_feasibility([0.6, 0.5, 0.4], 2, 0.9)
+    assert result.feasible
+    assert result.exact
+    assert result.message() == "participation floors are feasible"
+
+
+def test_all_arms_together_can_ask_for_too_much():
+    result = check_feasibility([0.7, 0.66, 0.66], 2, 0.9)
+    assert not result.feasible
+    assert result.arms == (0, 1, 2)
+    assert result.asked == pytest.approx(2.02)
+    assert result.served == pytest.approx(2 - 0.001 * 2 - 3 * 0.9 * 0.01)  # 1.971
+    assert "a, b and c ask for 2.02" in result.message(["a", "b", "c"])
+
+
+def test_one_rarely_available_arm_is_named():
+    result = check_feasibility([0.1, 0.6, 0.1], 2, [1.0, 0.5, 1.0])
+    assert not result.feasible
+    assert result.arms == (1,)
+    assert "client 1 ask" in result.message()
+
+
+def test_a_middle_set_can_be_the_tightest():
+    # Neither a single arm nor all three: the two of availability 0.5 together.
+    result = check_feasibility([0.45, 0.45, 0.01], 1, [0.5, 0.5, 1.0])
+    assert result.arms == (0, 1)
+    assert result.served == pytest.approx(0.75)
+
+
+def test_many_availabilities_leave_sufficiency_open():
+    alpha = np.linspace(0.5, 1.0, 30)
+    open_question = check_feasibility(np.full(30, 0.1), 5, alpha)
+    assert open_question.feasible
+    assert not open_question.exact
+    assert "not checked" in open_question.message()
+    assert not check_feasibility(np.full(30, 0.2), 5, alpha).feasible
+
+
+def test_nothing_asked_is_feasible():
+    assert check_feasibility([], 2).feasible
+    assert check_feasibility([0.0, 0.0], 2, 0.0).feasible
+
+
+@pytest.mark.parametrize("alpha", [1.1, -0.1, np.nan, [0.9], "0.9", True])
+def test_wrong_availability(alpha):
+    with pytest.raises(ConfigError, match="availability"):
+        check_feasibility([0.1, 0.1], 1, alpha)

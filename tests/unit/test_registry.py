@@ -1,0 +1,78 @@
+"""Policies by name, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import strategies
+from strategies import POLICIES, ConfigError, UnknownPolicyError, build_policy
+
+
+def shared():
+    return {
+        "num_arms": 3,
+        "num_selected": 2,
+        "tau_max_s": 5.0,
+        "rng": np.random.default_rng(0),
+    }
+
+
+def test_names_and_summaries():
+    assert list(POLICIES) == [
+        *("random", "round-robin", "local-accuracy", "cs-ucb"),
+        *("modified-cs-ucb", "cs-ucb-q", "oracle"),
+    ]
+    for name, spec in POLICIES.items():
+        assert spec.name == name == spec.build.name
+        assert spec.summary
+        assert "\n" not in spec.summary
+    assert POLICIES["local-accuracy"].needs == ("local_accuracy",)
+
+
+def test_build_passes_parameters_on():
+    policy = build_policy("cs-ucb-q", **shared(), beta=0.5, min_participation=[0.6, 0.5, 0.4])
+    assert policy.name == "cs-ucb-q"
+    assert policy.beta == 0.5
+
+
+@pytest.mark.parametrize("name", ["cs-ucbq", "CS-UCB", "", None])
+def test_unknown_name_lists_all(name):
+    with pytest.raises(UnknownPolicyError) as error:
+        build_policy(name, **shared())
+    assert all(known in str(error.value) for known in POLICIES)
+
+
+def test_unknown_name_suggests_the_nearest():
+    with pytest.raises(UnknownPolicyError, match="did you mean round-robin"):
+        build_policy("roundrobin", **shared())
+
+
+def test_unknown_parameter_suggests_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean beta"):
+        build_policy("cs-ucb-q", **shared(), betta=0.5)
+
+
+@pytest.mark.parametrize(("name", "param"), [("random", "beta"), ("cs-ucb", "truncate")])
+def test_a_parameter_of_another_policy(name, param):
+    with pytest.raises(ConfigError, match=f"{param}.*a parameter of {name}"):
+        build_policy(name, **shared(), **{param: 0})
+
+
+def test_missing_parameters():
+    with pytest.raises(ConfigError, match="expected_time_s"):
+        build_policy("oracle", **shared())
+    with pytest.raises(ConfigError, match="num_arms"):
+        build_policy("random")
+
+
+def test_public_names_exist():
+    assert all(hasattr(strategies, name) for name in strategies.__all__)
+
+
+def test_import_is_light():
+    code = "import strategies, sys; sys.exit(any(m in sys.modules for m in ('flwr', 'torch')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
