@@ -1,0 +1,20 @@
+"""The adapter: schedule the clients of any Flower strategy."""
+
+from .arm_table import Arm, ArmTable
+from .record import RoundHook, RoundRecord
+from .scheduled import ScheduledStrategy
+from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
+
+__all__ = [
+    "LOGGER",
+    "TIMEOUT",
+    "UNDELIVERABLE",
+    "Arm",
+    "ArmTable",
+    "Exchange",
+    "RoundHook",
+    "RoundRecord",
+    "ScheduledStrategy",
+    "TimedExchange",
+    "TimedGrid",
+]

@@ -1,0 +1,122 @@
+"""Which node is which arm, and who can be selected now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..base import BoolArray
+from .timed_grid import TimedExchange
+
+
+@dataclass(slots=True)
+class Arm:
+    """One device, whatever connection it has at present.
+
+    Attributes
+    ----------
+    index : int
+        Arm number, from 0, in the order of joining.
+    key : str
+        Identity that survives reconnects: the node's public key where it has one, else its id.
+    node_id : int
+        Flower node id of the present (or last) connection.
+    name : str
+        What people call it; the client's own answer to a query, else derived from the key.
+    num_examples : int or None
+        Size s_k of its data set; ``None`` while unknown.
+    label_counts : list of int or None
+        Examples per label, where the client tells.
+    queried : bool
+        Whether it was asked for its name and size.
+    """
+
+    index: int
+    key: str
+    node_id: int
+    name: str
+    num_examples: int | None = None
+    label_counts: list[int] | None = None
+    queried: bool = False
+
+
+class ArmTable:
+    """Map nodes to arms. Arms are never removed: a device that returns is the same arm.
+
+    An arm is a *member* while its node is connected or still busy with an earlier message. It is
+    *available* while it is connected, not busy and not opted out.
+    """
+
+    def __init__(self) -> None:
+        self.arms: list[Arm] = []
+        self._by_key: dict[str, Arm] = {}
+        self._by_node: dict[int, Arm] = {}
+        self._members: list[int] = []
+        self._available: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.arms)
+
+    def sync(self, grid: TimedExchange) -> None:
+        """Ask the grid who is there; new devices become new arms."""
+        connected = set(grid.get_node_ids())
+        if not connected <= self._by_node.keys():
+            self._meet(grid, connected)
+        busy = grid.busy()
+        by_node = self._by_node
+        free = connected - busy - grid.opted_out()
+        self._available = sorted({by_node[node].index for node in free})
+        members = connected | (busy & by_node.keys())
+        self._members = sorted({by_node[node].index for node in members})
+
+    def arm_of(self, node_id: int) -> Arm:
+        """Return the arm behind a node id."""
+        return self._by_node[node_id]
+
+    def node_ids(self, arms: Iterable[int]) -> list[int]:
+        """Return the present node ids of arms, in the given order."""
+        return [self.arms[arm].node_id for arm in arms]
+
+    @property
+    def available(self) -> BoolArray:
+        """Who can be selected now, (num_arms,) bool."""
+        return self._mask(self._available)
+
+    @property
+    def member(self) -> BoolArray:
+        """Who belongs to the fleet at present, (num_arms,) bool."""
+        return self._mask(self._members)
+
+    @property
+    def num_available(self) -> int:
+        """How many arms can be selected now."""
+        return len(self._available)
+
+    @property
+    def num_members(self) -> int:
+        """How many arms belong to the fleet at present."""
+        return len(self._members)
+
+    def unqueried(self) -> list[Arm]:
+        """Return the available arms that were not yet asked for name and size."""
+        return [self.arms[i] for i in self._available if not self.arms[i].queried]
+
+    def _mask(self, arms: list[int]) -> BoolArray:
+        mask = np.zeros(len(self.arms), dtype=np.bool_)
+        mask[arms] = True
+        return mask
+
+    def _meet(self, grid: TimedExchange, connected: set[int]) -> None:
+        keys = {node.node_id: node.public_key.hex() for node in grid.get_nodes()}
+        # Sorted: the arm numbers of devices that join together must not depend on set order.
+        for node_id in sorted(connected - self._by_node.keys()):
+            key = keys.get(node_id) or f"node-{node_id}"
+            arm = self._by_key.get(key)
+            if arm is None:
+                arm = Arm(len(self.arms), key, node_id, name=key[:16])
+                self.arms.append(arm)
+                self._by_key[key] = arm
+            arm.node_id = node_id  # a SuperNode gets a new node id at each start
+            self._by_node[node_id] = arm

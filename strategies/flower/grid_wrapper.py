@@ -1,0 +1,76 @@
+"""Grids that stand in front of another grid and change one thing about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flwr.app import Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+
+class GridWrapper(Grid):
+    """Pass every call on to the wrapped grid; subclasses override what they change."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run: Run) -> None:
+        """Set the run of the wrapped grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """Run of the wrapped grid."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message as the wrapped grid does."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids of the wrapped grid."""
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the nodes of the wrapped grid."""
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push through the wrapped grid."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull through the wrapped grid."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send and receive through the wrapped grid."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+class SelectedNodesGrid(GridWrapper):
+    """Show only the selected nodes, so that a wrapped strategy "samples" exactly the super arm."""
+
+    def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
+        super().__init__(grid)
+        self._node_ids = list(node_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the selected node ids."""
+        return list(self._node_ids)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the selected nodes."""
+        selected = set(self._node_ids)
+        return [node for node in self._grid.get_nodes() if node.node_id in selected]

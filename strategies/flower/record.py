@@ -1,0 +1,68 @@
+"""What one round leaves behind: the record that hooks, run directory and progress read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round as it was run and measured.
+
+    Lists named "per selected" are parallel to :attr:`selected`; ``None`` where unknown.
+
+    Attributes
+    ----------
+    round : int
+        Flower's round number, from 1.
+    time_s : float
+        End of the round since the start of the run [s], on the grid's clock (real or virtual).
+    round_s : float
+        Length of the round [s], from the first message out to the last reply or the deadline.
+    num_arms : int
+        Arms known so far.
+    available : list of int
+        Arms that could have been selected.
+    selected : list of int
+        The super arm, in the order of arms.
+    names : list of str
+        Their names, per selected.
+    rtt_s : list of float or None
+        Round-trip time [s] per selected; ``None`` where no reply came in time.
+    completed : list of bool
+        Whether a usable update came in time, per selected.
+    reason : list of str or None
+        Why not, per selected.
+    compute_s, link_s : list of float or None
+        Local update and emulated link time [s] as the client reports them, per selected.
+    stepped : bool
+        Whether the model changed.
+    no_step : str or None
+        Why it did not: ``nobody-available``, ``no-replies``, ``quorum``, ``aggregation``.
+    accuracy, loss : float or None
+        Of the new model on the server, where evaluated.
+    """
+
+    round: int
+    time_s: float
+    round_s: float
+    num_arms: int
+    available: list[int]
+    selected: list[int]
+    names: list[str]
+    rtt_s: list[float | None]
+    completed: list[bool]
+    reason: list[str | None]
+    compute_s: list[float | None]
+    link_s: list[float | None]
+    stepped: bool
+    no_step: str | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+
+
+RoundHook = Callable[[RoundRecord, ArrayRecord], None]
+"""Called after each round with its record and the current model."""

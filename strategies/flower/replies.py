@@ -1,0 +1,157 @@
+"""Which replies may enter the model: clients are not trusted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+
+from client.arrays import decode_array
+from client.protocol import COMPUTE_S, LINK_S, TIMING
+
+_T = TypeVar("_T", ArrayRecord, MetricRecord)
+
+Signature: TypeAlias = tuple[str, str, frozenset[str]]
+"""ArrayRecord's name, MetricRecord's name, metric keys: equal in all replies, or Flower stops."""
+
+
+class InvalidReplyError(Exception):
+    """A reply must not be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape and dtype that an array of the model must have."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @staticmethod
+    def of(arrays: ArrayRecord) -> dict[str, ArraySpec]:
+        """Describe every array of a model."""
+        views = {key: decode_array(array) for key, array in arrays.items()}
+        return {key: ArraySpec(view.shape, view.dtype) for key, view in views.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A reply that may be aggregated.
+
+    Attributes
+    ----------
+    message : Message
+        The reply.
+    metrics : MetricRecord
+        Its only metric record.
+    num_examples : float
+        Its aggregation weight, finite and positive.
+    signature : Signature
+        Names that must agree between replies.
+    """
+
+    message: Message
+    metrics: MetricRecord
+    num_examples: float
+    signature: Signature
+
+
+class ReplyChecker:
+    """Tell usable updates from errors, accidents and attacks.
+
+    Parameters
+    ----------
+    weighted_by_key : str
+        Metric that carries the aggregation weight (Flower's default: ``num-examples``).
+    fixed_shapes : bool
+        Whether arrays must keep their shapes and kinds; false for tree ensembles, which grow.
+    """
+
+    def __init__(self, weighted_by_key: str, *, fixed_shapes: bool = True) -> None:
+        self._weighted_by_key = weighted_by_key
+        self._fixed_shapes = fixed_shapes
+        self._seen: Counter[Signature] = Counter()
+
+    def read(self, message: Message, expected: Mapping[str, ArraySpec]) -> Update:
+        """Check one reply by itself.
+
+        Raises
+        ------
+        InvalidReplyError
+            If it is an error, has other records than exactly one ArrayRecord and one
+            MetricRecord, or holds anything that is not a finite number of the right shape.
+        """
+        if message.has_error():
+            reason = (message.error.reason or "").strip().splitlines()
+            raise InvalidReplyError(
+                f"client error {message.error.code}" + (f": {reason[-1][:200]}" if reason else "")
+            )
+        arrays_name, arrays = _only(message, ArrayRecord)
+        metrics_name, metrics = _only(message, MetricRecord)
+        self._check_arrays(arrays, expected)
+        for key, value in metrics.items():
+            if not all(math.isfinite(v) for v in (value if isinstance(value, list) else [value])):
+                raise InvalidReplyError(f"metric {key!r} is not finite")
+        weight = metrics.get(self._weighted_by_key)
+        if isinstance(weight, list) or weight is None or weight <= 0:
+            raise InvalidReplyError(
+                f"metric {self._weighted_by_key!r} is {weight!r}, not a number above 0"
+            )
+        signature = (arrays_name, metrics_name, frozenset(metrics))
+        return Update(message, metrics, float(weight), signature)
+
+    def agree(self, updates: Iterable[Update]) -> Signature | None:
+        """Return the names that most updates of this round use.
+
+        Flower's strategies stop the run when replies differ in them, so the minority is refused.
+        Ties are decided by earlier rounds, then by the order of the updates.
+        """
+        votes = Counter(update.signature for update in updates)
+        if not votes:
+            return None
+        best = max(votes, key=lambda signature: (votes[signature], self._seen[signature]))
+        self._seen[best] += votes[best]
+        return best
+
+    def _check_arrays(self, arrays: ArrayRecord, expected: Mapping[str, ArraySpec]) -> None:
+        if arrays.keys() != expected.keys():
+            raise InvalidReplyError(f"array keys {sorted(arrays)} instead of {sorted(expected)}")
+        for key, array in arrays.items():
+            try:
+                view = decode_array(array)
+            except ValueError as error:
+                raise InvalidReplyError(f"array {key!r} cannot be read: {error}") from None
+            if not self._fixed_shapes:
+                continue
+            want = expected[key]
+            if view.shape != want.shape:
+                raise InvalidReplyError(f"array {key!r} has shape {view.shape}, not {want.shape}")
+            if not np.can_cast(view.dtype, want.dtype, "same_kind"):
+                raise InvalidReplyError(f"array {key!r} has dtype {view.dtype}, not {want.dtype}")
+            if view.dtype.kind in "fc" and not np.isfinite(view).all():
+                raise InvalidReplyError(f"array {key!r} is not finite")
+
+
+def client_timing(message: Message) -> tuple[float | None, float | None]:
+    """Return the compute and link seconds that a client reports, ``None`` where it does not."""
+    record = message.content.get(TIMING)
+    if not isinstance(record, ConfigRecord):
+        return None, None
+    return _seconds(record.get(COMPUTE_S)), _seconds(record.get(LINK_S))
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
+        return float(value)
+    return None
+
+
+def _only(message: Message, kind: type[_T]) -> tuple[str, _T]:
+    found = [(name, record) for name, record in message.content.items() if isinstance(record, kind)]
+    if len(found) != 1:
+        raise InvalidReplyError(f"{len(found)} {kind.__name__}s instead of exactly one")
+    return found[0]

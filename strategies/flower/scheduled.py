@@ -1,0 +1,606 @@
+"""Schedule the clients of any Flower strategy: select, measure, learn, aggregate."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from client.arrays import decode_array
+from client.protocol import (
+    CLIENT_INFO,
+    LABEL_COUNTS,
+    LOCAL_ACCURACY,
+    NAME,
+    NUM_EXAMPLES,
+    REPORT,
+)
+
+from ..base import (
+    BoolArray,
+    ConfigError,
+    RoundContext,
+    RoundOutcome,
+    SchedulingError,
+    SchedulingPolicy,
+    Selection,
+)
+from ..fairness import FloorRule, check_feasibility, parse_floors
+from ..registry import POLICIES, build_policy
+from .arm_table import Arm, ArmTable
+from .grid_wrapper import SelectedNodesGrid
+from .record import RoundHook, RoundRecord
+from .replies import ArraySpec, InvalidReplyError, ReplyChecker, Update, client_timing
+from .timed_grid import LOGGER, TIMEOUT, Exchange, TimedExchange, TimedGrid
+from .wrapped import WrappedStrategy
+
+_WAIT_STEP_S = 1.0
+_MIN_TTL_S = 60.0
+_LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
+"""A floor is below 1; a rule may ask for more when a client holds most of the data."""
+_REPORTS = {"local_accuracy": LOCAL_ACCURACY}
+"""What a policy needs (``PolicySpec.needs``) and the metric in which clients report it."""
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What one round of training brought in; lists are parallel to ``selected``."""
+
+    selected: list[int]
+    rtt_s: list[float | None]
+    reason: list[str | None]
+    compute_s: list[float | None]
+    link_s: list[float | None]
+    updates: list[Update]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What stays the same from round to round of one :meth:`ScheduledStrategy.start`."""
+
+    grid: Grid
+    timed: TimedExchange
+    specs: Mapping[str, ArraySpec]
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    deadline_s: float
+    begin_s: float
+    result: Result
+
+
+class ScheduledStrategy(Strategy):
+    """Let a scheduling policy choose the clients of each round of another Flower strategy.
+
+    The policy selects the super arm, the wrapped strategy builds the messages for exactly these
+    nodes, the grid measures each round trip on the server's clock, the policy learns from it, and
+    the wrapped strategy aggregates what arrived in time. Replies that are late, in error or
+    unusable count as failures: reward 0, never aggregated.
+
+    Must be the outermost strategy, run by its own :meth:`start`.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        Any Flower strategy that trains all the nodes it sees (``fraction_train = 1``).
+    policy : str
+        Name of a policy in :data:`strategies.POLICIES`.
+    num_selected : int
+        Size N of the super arm.
+    tau_max_s : float
+        Deadline of a round [s], tau_max in the paper.
+    fairness : str or FloorRule
+        Floors c_k for policies that keep them: numbers, ``equal:0.2``, ``proportional:2``,
+        ``heuristic:0.5``, ``none``. The default guarantees each client half of its proportional
+        share of rounds, (N/2) s_k / sum s. Clients whose size is unknown count as average.
+    availability : float
+        Assumed probability that a client is available, for the feasibility check of the floors.
+    seed : int
+        Seed of the policy's random choices.
+    min_clients : int, optional
+        Clients to wait for before the first round; ``num_selected`` by default.
+    wait_s : float
+        Bound on that wait, and on the wait of each round in which too few clients are
+        available [s]. Such a round then counts with nothing selected.
+    query_timeout_s : float
+        Longest wait for a joining client to tell its name and size [s].
+    min_replies : int
+        Smallest number of usable updates that may change the model.
+    eval_every : int
+        Rounds between two server-side evaluations; the last round is always evaluated.
+    client_eval_every : int
+        Rounds between two evaluations on the clients of the round's super arm; 0: never.
+    client_eval_timeout_s : float, optional
+        Deadline of such an evaluation [s]; ``tau_max_s`` by default.
+    hooks : sequence of callable
+        Called after each round with its :class:`RoundRecord` and the current model.
+    stop_when : callable, optional
+        Ends the run after a round for whose record it returns true.
+    **policy_params
+        Passed to the policy, e.g. ``beta=1e-3``.
+
+    Raises
+    ------
+    ConfigError, UnknownPolicyError
+        If a setting is out of range or does not fit the wrapped strategy.
+
+    Examples
+    --------
+    >>> strategy = ScheduledStrategy(FedAvg(), policy="cs-ucb-q", num_selected=5, tau_max_s=30)
+    >>> result = strategy.start(grid, initial_arrays, num_rounds=100)
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        policy: str = "cs-ucb-q",
+        *,
+        num_selected: int,
+        tau_max_s: float,
+        fairness: str | FloorRule = "heuristic:0.5",
+        availability: float = 1.0,
+        seed: int = 0,
+        min_clients: int | None = None,
+        wait_s: float = 60.0,
+        query_timeout_s: float = 30.0,
+        min_replies: int = 1,
+        eval_every: int = 1,
+        client_eval_every: int = 0,
+        client_eval_timeout_s: float | None = None,
+        hooks: Sequence[RoundHook] = (),
+        stop_when: Callable[[RoundRecord], bool] | None = None,
+        **policy_params: Any,
+    ) -> None:
+        self._num_selected = num_selected
+        self._tau_max_s = tau_max_s
+        self._policy_name = policy
+        self._policy_params = policy_params
+        self._fairness = parse_floors(fairness) if isinstance(fairness, str) else fairness
+        self._availability = availability
+        self._seed = seed
+        self._build_policy(num_arms=0)  # refuses bad settings here, not in the first round
+        self._wrapped = WrappedStrategy(
+            strategy, num_selected=num_selected, min_replies=min_replies
+        )
+        if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
+            raise ConfigError("strategy", "a ScheduledStrategy", "wrapped once, from the outermost")
+        self._checker = ReplyChecker(
+            self._wrapped.weighted_by_key, fixed_shapes=self._wrapped.fixed_shapes
+        )
+        self._min_clients = num_selected if min_clients is None else min_clients
+        self._wait_s = wait_s
+        self._query_timeout_s = query_timeout_s
+        self._eval_every = _at_least("eval_every", eval_every, 1)
+        self._client_eval_every = _at_least("client_eval_every", client_eval_every, 0)
+        self._client_eval_timeout_s = client_eval_timeout_s or tau_max_s
+        self._hooks = list(hooks)
+        self._stop_when = stop_when
+        needs = POLICIES[policy].needs
+        self._reports = {need: _REPORTS[need] for need in needs}
+
+        self.arms = ArmTable()
+        self._policy: SchedulingPolicy | None = None
+        self._open_round: int | None = None
+        self._logged: set[tuple[int, str]] = set()
+
+    @property
+    def policy(self) -> SchedulingPolicy:
+        """The learning policy; exists from the first round on."""
+        if self._policy is None:
+            raise SchedulingError("the policy is built in the first round: call start() first")
+        return self._policy
+
+    @property
+    def floors(self) -> list[float] | None:
+        """Least share of rounds of each arm; ``None`` for a policy without floors."""
+        floors = getattr(self._policy, "min_participation", None)
+        return None if floors is None else [float(floor) for floor in floors]
+
+    def add_hook(self, hook: RoundHook) -> None:
+        """Call ``hook`` after each round, after those that are there."""
+        self._hooks.append(hook)
+
+    # -- Flower's strategy interface ----------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the wrapped strategy configure training for the nodes that ``grid`` shows."""
+        self._require_own_round(server_round)
+        if self._reports:
+            config[REPORT] = " ".join(self._reports.values())
+        nodes = set(grid.get_node_ids())
+        with self._wrapped.without_minimum_counts() as inner:
+            messages = list(inner.configure_train(server_round, arrays, config, grid))
+        destinations = [message.metadata.dst_node_id for message in messages]
+        if len(destinations) != len(nodes) or set(destinations) != nodes:
+            raise SchedulingError(
+                f"{type(self._wrapped.outer).__name__} configured {len(destinations)} messages "
+                f"for the {len(nodes)} selected clients: it must train each of them once"
+            )
+        for message in messages:
+            # Flower's default of 12 hours would lock a crashed device out for that long.
+            message.metadata.ttl = max(_MIN_TTL_S, 4 * self._tau_max_s)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Let the wrapped strategy aggregate the usable replies."""
+        self._require_own_round(server_round)
+        replies = list(replies)
+        with self._wrapped.for_replies(len(replies)) as inner:
+            return inner.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the wrapped strategy configure evaluation for the nodes that ``grid`` shows."""
+        self._require_own_round(server_round)
+        with self._wrapped.without_minimum_counts() as inner:
+            return list(inner.configure_evaluate(server_round, arrays, config, grid))
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Let the wrapped strategy aggregate evaluation results."""
+        self._require_own_round(server_round)
+        return self._wrapped.outer.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Log what schedules what."""
+        LOGGER.info(
+            "\t├──> Scheduling: %s, %d clients per round, deadline %g s",
+            self._policy_name,
+            self._num_selected,
+            self._tau_max_s,
+        )
+        self._wrapped.outer.summary()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds; signature and result are Flower's.
+
+        A round ends with its last reply, at ``tau_max_s`` or at ``timeout`` [s], whichever comes
+        first. ``evaluate_fn`` is called before the first round, every ``eval_every`` rounds and
+        after the last.
+        """
+        self.summary()
+        timed = grid if isinstance(grid, TimedExchange) else TimedGrid(grid)
+        run = _Run(
+            grid=grid,
+            timed=timed,
+            specs=ArraySpec.of(initial_arrays),
+            train_config=ConfigRecord() if train_config is None else train_config,
+            evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
+            deadline_s=min(timeout, self._tau_max_s),
+            begin_s=timed.now(),
+            result=Result(arrays=initial_arrays),
+        )
+        self._evaluate(run, 0, evaluate_fn)
+        self._wait_for(timed, self._min_clients, "the first round")
+        for server_round in range(1, num_rounds + 1):
+            self._open_round = server_round
+            record = self._run_round(run, server_round)
+            if server_round == num_rounds or server_round % self._eval_every == 0:
+                metrics = self._evaluate(run, server_round, evaluate_fn)
+                record = replace(
+                    record, accuracy=_metric(metrics, "accuracy"), loss=_metric(metrics, "loss")
+                )
+            for hook in self._hooks:
+                hook(record, run.result.arrays)
+            self._open_round = None
+            if self._stop_when is not None and self._stop_when(record):
+                break
+        return run.result
+
+    # -- who is there -------------------------------------------------------------------------
+
+    def _wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
+        """Wait until enough clients are available, within the bound."""
+        begin_s = grid.now()
+        self.arms.sync(grid)
+        while self.arms.num_available < num_clients:
+            waited_s = grid.now() - begin_s
+            if waited_s >= self._wait_s:
+                return
+            LOGGER.info(
+                "waiting for clients for %s: %d of %d available, %.0f of %.0f s",
+                what,
+                self.arms.num_available,
+                num_clients,
+                waited_s,
+                self._wait_s,
+            )
+            grid.wait(min(_WAIT_STEP_S, self._wait_s - waited_s))
+            self.arms.sync(grid)
+
+    def _gather(self, grid: TimedExchange, server_round: int) -> None:
+        """Find out who is available, meet newcomers, bring policy and floors up to date."""
+        self._wait_for(grid, self._wrapped.quorum, f"round {server_round}")
+        newcomers = self.arms.unqueried()
+        if newcomers:
+            self._query(grid, newcomers)
+        num_arms = len(self.arms)
+        if self._policy is None:
+            self._policy = self._build_policy(num_arms)
+        elif num_arms > self._policy.num_arms:
+            self._policy.add_arms(num_arms - self._policy.num_arms)
+        if newcomers:
+            self._set_floors()
+
+    def _query(self, grid: TimedExchange, arms: Sequence[Arm]) -> None:
+        """Ask newcomers for name and size; who cannot answer keeps its defaults."""
+        messages = [
+            Message(
+                content=RecordDict(),
+                dst_node_id=arm.node_id,
+                message_type=MessageType.QUERY,
+                ttl=max(_MIN_TTL_S, 4 * self._query_timeout_s),
+            )
+            for arm in arms
+        ]
+        for exchange in grid.exchange(messages, self._query_timeout_s):
+            arm = self.arms.arm_of(exchange.node_id)
+            arm.queried = True
+            reply = exchange.reply
+            info = reply.content.get(CLIENT_INFO) if reply and reply.has_content() else None
+            if not isinstance(info, ConfigRecord):
+                LOGGER.info("%s does not tell its size: counted as average", arm.name)
+                continue
+            if isinstance(name := info.get(NAME), str) and name:
+                arm.name = name[:64]
+            size = info.get(NUM_EXAMPLES)
+            if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+                arm.num_examples = size
+            counts = info.get(LABEL_COUNTS)
+            if isinstance(counts, list) and all(type(n) is int and n >= 0 for n in counts):
+                arm.label_counts = [int(n) for n in counts]
+        self.arms.sync(grid)  # who did not answer is busy now
+
+    def _build_policy(self, num_arms: int) -> SchedulingPolicy:
+        return build_policy(
+            self._policy_name,
+            num_arms=num_arms,
+            num_selected=self._num_selected,
+            tau_max_s=self._tau_max_s,
+            rng=np.random.default_rng(self._seed),
+            **self._policy_params,
+        )
+
+    def _set_floors(self) -> None:
+        policy = self.policy
+        if not hasattr(policy, "min_participation"):
+            return
+        known = [arm.num_examples for arm in self.arms.arms if arm.num_examples is not None]
+        average = sum(known) / len(known) if known else 1.0
+        sizes = [float(arm.num_examples or average) for arm in self.arms.arms]
+        floors = self._fairness.floors(sizes, self._num_selected)
+        names = [arm.name for arm in self.arms.arms]
+        floors = np.minimum(floors, _LARGEST_FLOOR)
+        feasibility = check_feasibility(floors, self._num_selected, self._availability)
+        if not feasibility.feasible:
+            LOGGER.warning("%s", feasibility.message(names))
+        policy.min_participation = floors
+
+    # -- one round ----------------------------------------------------------------------------
+
+    def _run_round(self, run: _Run, server_round: int) -> RoundRecord:
+        """Select, measure, learn, aggregate."""
+        run.timed.begin_round(server_round)
+        self._gather(run.timed, server_round)
+        available = np.flatnonzero(self.arms.available).tolist()
+        selection = self._ask(server_round)
+        arms = np.flatnonzero(selection.mask).tolist()
+        node_grid = SelectedNodesGrid(run.grid, self.arms.node_ids(arms))
+
+        round_begin_s = run.timed.now()
+        exchanges = []
+        if arms:
+            messages = list(
+                self.configure_train(server_round, run.result.arrays, run.train_config, node_grid)
+            )
+            exchanges = run.timed.exchange(messages, run.deadline_s)
+        round_s = run.timed.now() - round_begin_s
+
+        measured = self._read(exchanges, run.specs)
+        self._tell(selection, measured)
+        arrays, metrics, no_step = self._step(server_round, measured, run.specs)
+        if arrays is not None:
+            run.result.arrays = arrays
+        if metrics is not None:
+            run.result.train_metrics_clientapp[server_round] = metrics
+        if arms and self._client_eval_every and server_round % self._client_eval_every == 0:
+            self._evaluate_on_clients(run, server_round, node_grid)
+        return RoundRecord(
+            round=server_round,
+            time_s=run.timed.now() - run.begin_s,
+            round_s=round_s,
+            num_arms=len(self.arms),
+            available=available,
+            selected=measured.selected,
+            names=[self.arms.arms[arm].name for arm in measured.selected],
+            rtt_s=measured.rtt_s,
+            completed=[reason is None for reason in measured.reason],
+            reason=measured.reason,
+            compute_s=measured.compute_s,
+            link_s=measured.link_s,
+            stepped=arrays is not None,
+            no_step=no_step,
+        )
+
+    def _ask(self, server_round: int) -> Selection:
+        available: BoolArray = self.arms.available
+        if self.arms.num_available < self._wrapped.quorum:
+            available = np.zeros_like(available)  # too few for a step: spare them the work
+        return self.policy.ask(RoundContext(server_round, available, self.arms.member))
+
+    def _read(self, exchanges: Sequence[Exchange], specs: Mapping[str, ArraySpec]) -> _Measured:
+        """Sort the replies into usable updates and failures, in the order of arms."""
+        by_arm = {self.arms.arm_of(exchange.node_id).index: exchange for exchange in exchanges}
+        selected = sorted(by_arm)
+        reason: dict[int, str | None] = {}
+        timing: dict[int, tuple[float | None, float | None]] = {}
+        updates: dict[int, Update] = {}
+        for arm in selected:
+            exchange = by_arm[arm]
+            timing[arm] = (None, None)
+            if exchange.reply is None:
+                reason[arm] = exchange.failure
+                continue
+            try:
+                updates[arm] = self._checker.read(exchange.reply, specs)
+            except InvalidReplyError as error:
+                reason[arm] = str(error)
+                continue
+            reason[arm] = None
+            timing[arm] = client_timing(exchange.reply)
+        signature = self._checker.agree(updates.values())
+        for arm in list(updates):
+            if updates[arm].signature != signature:
+                reason[arm] = "record or metric names differ from the other clients'"
+                del updates[arm]
+        for arm, why in reason.items():
+            kind = (arm, (why or "").partition(":")[0])
+            if why is not None and kind not in self._logged:
+                self._logged.add(kind)
+                # A missed deadline is ordinary on a fading link.
+                level = logging.INFO if why == TIMEOUT else logging.WARNING
+                LOGGER.log(level, "no update from %s: %s", self.arms.arms[arm].name, why)
+        self._learn_sizes(updates)
+        return _Measured(
+            selected=selected,
+            rtt_s=[by_arm[arm].rtt_s for arm in selected],
+            reason=[reason[arm] for arm in selected],
+            compute_s=[timing[arm][0] for arm in selected],
+            link_s=[timing[arm][1] for arm in selected],
+            updates=list(updates.values()),
+        )
+
+    def _learn_sizes(self, updates: Mapping[int, Update]) -> None:
+        """Take a client's first ``num-examples`` as its size where it did not answer the query."""
+        news = [arm for arm in updates if self.arms.arms[arm].num_examples is None]
+        for arm in news:
+            self.arms.arms[arm].num_examples = max(1, round(updates[arm].num_examples))
+        if news:
+            self._set_floors()
+
+    def _tell(self, selection: Selection, measured: _Measured) -> None:
+        shape = selection.mask.shape
+        rtt_s = np.full(shape, np.nan)
+        completed = np.zeros(shape, dtype=np.bool_)
+        arms = measured.selected
+        rtt_s[arms] = [math.nan if rtt is None else rtt for rtt in measured.rtt_s]
+        completed[arms] = [reason is None for reason in measured.reason]
+        reported = {need: np.full(shape, np.nan) for need in self._reports}
+        if reported:
+            done = [arm for arm, why in zip(arms, measured.reason, strict=True) if why is None]
+            for need, key in self._reports.items():
+                values = (update.metrics.get(key) for update in measured.updates)
+                reported[need][done] = [v if isinstance(v, float) else math.nan for v in values]
+        self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
+
+    def _step(
+        self, server_round: int, measured: _Measured, specs: Mapping[str, ArraySpec]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None, str | None]:
+        """Aggregate the usable updates: new model or none, its metrics, why there is none."""
+        num_updates = len(measured.updates)
+        if not measured.selected:
+            return None, None, "quorum" if self.arms.num_available else "nobody-available"
+        if num_updates == 0:
+            return None, None, "no-replies"
+        if num_updates < self._wrapped.quorum:
+            return None, None, "quorum"
+        try:
+            arrays, metrics = self.aggregate_train(
+                server_round, [update.message for update in measured.updates]
+            )
+            if arrays is None:
+                return None, metrics, "aggregation"
+            return _cast(arrays, specs, fixed=self._wrapped.fixed_shapes), metrics, None
+        except Exception as error:  # a fault in a round must not end the run
+            LOGGER.warning("round %d: no step, aggregation failed: %s", server_round, error)
+            return None, None, "aggregation"
+
+    def _evaluate_on_clients(self, run: _Run, server_round: int, node_grid: Grid) -> None:
+        """Let the round's super arm measure the new model; the policy learns nothing from it."""
+        messages = list(
+            self.configure_evaluate(server_round, run.result.arrays, run.evaluate_config, node_grid)
+        )
+        exchanges = run.timed.exchange(messages, self._client_eval_timeout_s)
+        replies = [e.reply for e in exchanges if e.reply is not None and e.reply.has_content()]
+        try:
+            metrics = self.aggregate_evaluate(server_round, replies)
+        except Exception as error:
+            LOGGER.warning("round %d: evaluation on clients failed: %s", server_round, error)
+            return
+        if metrics is not None:
+            run.result.evaluate_metrics_clientapp[server_round] = metrics
+
+    def _evaluate(
+        self,
+        run: _Run,
+        server_round: int,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> MetricRecord | None:
+        """Measure the model on the server."""
+        metrics = evaluate_fn(server_round, run.result.arrays) if evaluate_fn else None
+        if metrics is not None:
+            run.result.evaluate_metrics_serverapp[server_round] = metrics
+        return metrics
+
+    def _require_own_round(self, server_round: int) -> None:
+        if self._open_round != server_round:
+            raise SchedulingError(
+                "ScheduledStrategy must be the outermost strategy and run by its own start(): "
+                "wrap the other strategy inside it instead"
+            )
+
+
+def _cast(arrays: ArrayRecord, specs: Mapping[str, ArraySpec], *, fixed: bool) -> ArrayRecord:
+    """Return the aggregate in the dtypes of the initial model (FedAdam returns float64)."""
+    if arrays.keys() != specs.keys():
+        raise SchedulingError(f"the aggregate has arrays {sorted(arrays)}, not {sorted(specs)}")
+    cast = ArrayRecord()
+    for key, array in arrays.items():
+        view, spec = decode_array(array), specs[key]
+        if fixed and view.shape != spec.shape:
+            raise SchedulingError(f"the aggregate's {key!r} has shape {view.shape}")
+        if view.dtype.kind in "fc" and not np.isfinite(view).all():
+            raise SchedulingError(f"the aggregate's {key!r} is not finite")
+        same = view.dtype == spec.dtype
+        cast[key] = array if same else Array(np.ascontiguousarray(view, dtype=spec.dtype))
+    return cast
+
+
+def _metric(metrics: MetricRecord | None, key: str) -> float | None:
+    value = metrics.get(key) if metrics is not None else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _at_least(key: str, value: int, minimum: int) -> int:
+    if value < minimum:
+        raise ConfigError(key, value, f"at least {minimum}")
+    return value

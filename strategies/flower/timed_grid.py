@@ -1,0 +1,183 @@
+"""How the adapter sends messages and measures round-trip times, whatever carries them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+
+from .grid_wrapper import GridWrapper
+
+LOGGER = logging.getLogger("flwr.scheduling")  # below Flower's logger: its handlers and level serve
+
+TIMEOUT = "timeout"
+"""Failure of a message that was not answered before the deadline."""
+UNDELIVERABLE = "undeliverable"
+"""Failure of a message that the grid would not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What became of one message.
+
+    Attributes
+    ----------
+    node_id : int
+        Node that the message was sent to.
+    reply : Message or None
+        The reply, with content or with an error; ``None`` if none came in time.
+    rtt_s : float or None
+        Round-trip time [s], push to arrival on the server's monotonic clock.
+    failure : str or None
+        Why there is no reply: :data:`TIMEOUT` or :data:`UNDELIVERABLE`.
+    """
+
+    node_id: int
+    reply: Message | None
+    rtt_s: float | None
+    failure: str | None = None
+
+
+@runtime_checkable
+class TimedExchange(Protocol):
+    """The timing protocol: what :class:`ScheduledStrategy` needs beyond Flower's ``Grid``.
+
+    ``StreamGrid`` and ``VirtualGrid`` implement it and stamp arrivals themselves, exactly;
+    :class:`TimedGrid` gives it to any other grid.
+    """
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the connected nodes, as in Flower's ``Grid``."""
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the connected nodes with their public keys, as in Flower's ``Grid``."""
+
+    def begin_round(self, server_round: int) -> None:
+        """Take note that a round begins, before anybody is asked who is there."""
+
+    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
+        """Send messages; return one :class:`Exchange` per message, in the same order.
+
+        Returns as soon as the last reply is in, or at the deadline [s from now].
+        """
+
+    def busy(self) -> set[int]:
+        """Return the nodes that still work on an earlier message."""
+
+    def opted_out(self) -> set[int]:
+        """Return the connected nodes that do not take work at present."""
+
+    def now(self) -> float:
+        """Return the grid's monotonic time [s], real or virtual."""
+
+    def wait(self, seconds: float) -> None:
+        """Let at most this much time pass; may return early when somebody arrives."""
+
+
+class TimedGrid(GridWrapper):
+    """Give any Flower grid the timing protocol by polling for replies.
+
+    Flower's own ``send_and_receive`` sleeps 3 s between two looks (flwr 1.42), too coarse to tell
+    clients apart. This pulls every ``poll_interval_s`` and stamps arrivals with the server's
+    monotonic clock. Device clocks are never compared with ours, and replies are attributed by
+    ``reply_to_message_id``: errors made by the SuperLink carry the SuperLink's node id as source.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid that carries the messages.
+    poll_interval_s : float
+        Pause between two looks for replies [s]: the resolution of the measurement.
+    clock : callable
+        Returns monotonic time [s].
+    sleep : callable
+        Waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        poll_interval_s: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(grid)
+        self._poll_interval_s = poll_interval_s
+        self._clock = clock
+        self._sleep = sleep
+        self._unanswered: dict[str, tuple[int, float]] = {}  # message id -> node, expiry
+        self.num_late_replies = 0
+
+    def begin_round(self, server_round: int) -> None:
+        """Do nothing: a stock grid has no notion of rounds."""
+
+    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
+        """Push the messages and poll until all are answered or the deadline has passed."""
+        messages = list(messages)
+        start = self._clock()
+        # A grid that refuses the whole push (message too large) returns fewer ids than messages.
+        pushed = list(self._grid.push_messages(messages))
+        ids: list[str | None] = [*pushed, *[None] * (len(messages) - len(pushed))]
+        pending: dict[str, int] = {}
+        for i, (message_id, message) in enumerate(zip(ids, messages, strict=True)):
+            if message_id:
+                pending[message_id] = i
+                expiry = start + message.metadata.ttl
+                self._unanswered[message_id] = (message.metadata.dst_node_id, expiry)
+
+        answers: dict[int, tuple[Message, float]] = {}
+        while pending:
+            replies = list(self._grid.pull_messages(list(pending)))
+            elapsed = self._clock() - start
+            for reply in replies:
+                index = pending.pop(reply.metadata.reply_to_message_id, None)
+                if index is None:  # never asked, or answered before
+                    continue
+                self._unanswered.pop(reply.metadata.reply_to_message_id, None)
+                answers[index] = (reply, elapsed)
+            if elapsed >= timeout_s or not pending:
+                break
+            self._sleep(min(self._poll_interval_s, timeout_s - elapsed))
+
+        exchanges = []
+        for i, message in enumerate(messages):
+            node_id = message.metadata.dst_node_id
+            if i in answers and answers[i][1] <= timeout_s:
+                exchanges.append(Exchange(node_id, *answers[i]))
+            else:
+                failure = TIMEOUT if ids[i] else UNDELIVERABLE
+                exchanges.append(Exchange(node_id, None, None, failure))
+        return exchanges
+
+    def busy(self) -> set[int]:
+        """Drain late replies, forget expired messages, and return who is still at work."""
+        if self._unanswered:
+            for reply in self._grid.pull_messages(list(self._unanswered)):
+                if self._unanswered.pop(reply.metadata.reply_to_message_id, None) is not None:
+                    self.num_late_replies += 1
+            now = self._clock()
+            self._unanswered = {
+                message_id: (node_id, expiry)
+                for message_id, (node_id, expiry) in self._unanswered.items()
+                if expiry > now
+            }
+        return {node_id for node_id, _ in self._unanswered.values()}
+
+    def opted_out(self) -> set[int]:
+        """Return the empty set: a stock grid does not know."""
+        return set()
+
+    def now(self) -> float:
+        """Return the injected clock's time [s]."""
+        return self._clock()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for ``seconds``."""
+        self._sleep(seconds)

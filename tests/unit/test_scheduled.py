@@ -1,0 +1,685 @@
+"""ScheduledStrategy around Flower's strategies, on a scripted grid: full, short, empty, hostile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import (
+    GaussianPrivacyEvent,
+    Grid,
+    NeighboringRelation,
+    PrivacyConfig,
+    PrivacySpent,
+    SamplingMethod,
+)
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedMedian,
+    FedProx,
+    FedXgbCyclic,
+    Krum,
+    MultiKrum,
+    Strategy,
+)
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.protocol import (
+    CLIENT_INFO,
+    COMPUTE_S,
+    LINK_S,
+    LOCAL_ACCURACY,
+    NAME,
+    NUM_EXAMPLES,
+    REPORT,
+    TIMING,
+)
+from strategies import ConfigError, SchedulingError, UnknownPolicyError
+from strategies.flower import TIMEOUT, Exchange, RoundRecord, ScheduledStrategy
+
+NUM_SELECTED = 5
+TAU_MAX_S = 4.0
+
+Client = Callable[[Message], Message | None]
+
+
+def reply(
+    message: Message,
+    value: float = 1.0,
+    *,
+    num_examples: float = 10,
+    arrays: dict[str, np.ndarray[Any, Any]] | None = None,
+    metrics: dict[str, Any] | None = None,
+    records: dict[str, Any] | None = None,
+) -> Message:
+    """Answer as a well-behaved client does: the received model plus ``value``."""
+    if arrays is None:
+        received = message.content["arrays"]
+        assert isinstance(received, ArrayRecord)
+        arrays = {key: array.numpy() + np.float32(value) for key, array in received.items()}
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({key: Array(np.asarray(v)) for key, v in arrays.items()}),
+            "metrics": MetricRecord({NUM_EXAMPLES: num_examples, **(metrics or {})}),
+            TIMING: ConfigRecord({COMPUTE_S: 0.25, LINK_S: 0.125}),
+            **(records or {}),
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+def silent(message: Message) -> None:
+    return None
+
+
+def erring(message: Message) -> Message:
+    return Message(Error(2, "Traceback ...\nRuntimeError: out of memory"), reply_to=message)
+
+
+def info(message: Message, name: str, size: int) -> Message:
+    record = ConfigRecord({NAME: name, NUM_EXAMPLES: size})
+    return Message(RecordDict({CLIENT_INFO: record}), reply_to=message)
+
+
+class ScriptedGrid(Grid):
+    """Node ``100 + k`` behaves as ``clients[k]`` says and takes ``k / 10`` seconds."""
+
+    def __init__(self, clients: Sequence[Client], *, answers_query: bool = True) -> None:
+        self.clients = {100 + k: client for k, client in enumerate(clients)}
+        self.connected = set(self.clients)
+        self.away: set[int] = set()
+        self.answers_query = answers_query
+        self.sent: list[Message] = []
+        self.deadlines: list[float] = []
+        self.on_begin: Callable[[int], None] = lambda server_round: None
+        self.now_s = 0.0
+
+    def begin_round(self, server_round: int) -> None:
+        self.on_begin(server_round)
+
+    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
+        exchanges = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
+            self.sent.append(message)
+            answer: Message | None
+            if message.metadata.message_type == MessageType.QUERY:
+                answer = erring(message)
+                if self.answers_query:
+                    answer = info(message, f"dev-{node - 100}", 100 * (node - 99))
+            else:
+                self.deadlines.append(timeout_s)
+                answer = self.clients[node](message)
+            rtt_s = None if answer is None else (node - 100) / 10
+            failure = TIMEOUT if answer is None else None
+            exchanges.append(Exchange(node, answer, rtt_s, failure))
+        self.now_s += max((timeout_s if e.rtt_s is None else e.rtt_s for e in exchanges), default=0)
+        return exchanges[::-1]  # replies come in any order
+
+    def busy(self) -> set[int]:
+        return set()
+
+    def opted_out(self) -> set[int]:
+        return set(self.away)
+
+    def now(self) -> float:
+        return self.now_s
+
+    def wait(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+    def get_node_ids(self) -> Iterable[int]:
+        return set(self.connected)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=n, public_key=f"key{n}".encode()) for n in self.connected]
+
+    def set_run(self, run: Run) -> None: ...
+
+    @property
+    def run(self) -> Run:
+        return Run.create_empty(1)
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        raise AssertionError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise AssertionError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise AssertionError
+
+    def send_and_receive(self, *args: object, **kwargs: object) -> Iterable[Message]:
+        raise AssertionError
+
+    def trained(self) -> list[int]:
+        """Return which clients were asked to train, in the order of messages."""
+        kind = MessageType.TRAIN
+        return [m.metadata.dst_node_id - 100 for m in self.sent if m.metadata.message_type == kind]
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+def initial() -> ArrayRecord:
+    return ArrayRecord(
+        {
+            "weight": Array(np.zeros((2, 3), dtype=np.float32)),
+            "bias": Array(np.zeros(2, dtype=np.float32)),
+        }
+    )
+
+
+def run(
+    strategy: Strategy,
+    clients: Sequence[Client],
+    *,
+    rounds: int = 1,
+    grid: ScriptedGrid | None = None,
+    **settings: Any,
+) -> tuple[np.ndarray[Any, Any], list[RoundRecord], ScriptedGrid, ScheduledStrategy]:
+    """Run rounds; return the model's weights, the records, the grid and the strategy."""
+    grid = grid or ScriptedGrid(clients)
+    records: list[RoundRecord] = []
+    defaults: dict[str, Any] = {
+        "policy": "random",
+        "num_selected": NUM_SELECTED,
+        "tau_max_s": TAU_MAX_S,
+        "wait_s": 3.0,
+    }
+    scheduled = ScheduledStrategy(
+        strategy, **{**defaults, **settings}, hooks=[lambda record, arrays: records.append(record)]
+    )
+    result = scheduled.start(grid, initial(), num_rounds=rounds)
+    assert all(a.numpy().dtype == np.float32 for a in result.arrays.values())
+    return result.arrays["weight"].numpy(), records, grid, scheduled
+
+
+def dp() -> Strategy:
+    return DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(), noise_multiplier=0.0, clipping_norm=100.0, num_sampled_clients=NUM_SELECTED
+    )
+
+
+WRAPPED: dict[str, Callable[[], Strategy]] = {
+    "fedavg": FedAvg,
+    "fedprox": lambda: FedProx(proximal_mu=0.1),
+    "fedadam": FedAdam,
+    "fedmedian": FedMedian,
+    "multikrum": lambda: MultiKrum(num_malicious_nodes=1, num_nodes_to_select=2),
+    "dp": dp,
+}
+"""Each with Flower's own defaults for the numbers of nodes."""
+
+
+def step_of(name: str, values: Sequence[float], weights: Sequence[float]) -> float | None:
+    """Return the step that a strategy makes from updates of +value, by hand."""
+    if name == "multikrum" and len(values) < 5:
+        return None
+    if name == "fedadam":  # one step from zero: eta_norm m / (sqrt(v) + tau)
+        delta = float(np.average(values, weights=weights))
+        m, v = 0.1 * delta, 0.01 * delta**2
+        eta = 0.1 * math.sqrt(1 - 0.99**2) / (1 - 0.9**2)
+        return eta * m / (math.sqrt(v) + 1e-3)
+    if name == "fedmedian":
+        return float(np.median(values))
+    if name == "multikrum":  # the two in the middle of 1..5 have the nearest neighbours
+        return None
+    return float(np.average(values, weights=weights))
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_full_round(name: str) -> None:
+    values, sizes = [1.0, 2.0, 3.0, 4.0, 5.0], [1, 2, 3, 4, 10]
+    clients = [
+        lambda m, v=v, s=s: reply(m, v, num_examples=s) for v, s in zip(values, sizes, strict=True)
+    ]
+    weight, (record,), _, _ = run(WRAPPED[name](), clients)
+    assert record.stepped
+    assert record.completed == [True] * 5
+    assert record.rtt_s == [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert record.compute_s == [0.25] * 5
+    assert record.link_s == [0.125] * 5
+    expected = step_of(name, values, sizes)
+    if name == "multikrum":  # of 3 and one of its neighbours, weighted 3 to 2 or 4
+        candidates = [(3 * 3 + 2 * 2) / 5, (3 * 3 + 4 * 4) / 7]
+        assert any(weight[0, 0] == pytest.approx(c) for c in candidates)
+    else:
+        assert weight == pytest.approx(np.full((2, 3), expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_short_round_of_one_reply(name: str) -> None:
+    clients: list[Client] = [silent, silent, lambda m: reply(m, 3.0), erring, silent]
+    weight, (record,), grid, scheduled = run(WRAPPED[name](), clients)
+    assert record.completed == [False, False, True, False, False]
+    assert record.reason[0] == TIMEOUT
+    assert record.reason[3] == "client error 2: RuntimeError: out of memory"
+    assert grid.now_s >= TAU_MAX_S
+    expected = step_of(name, [3.0], [10])
+    if expected is None:
+        assert (record.stepped, record.no_step) == (False, "quorum")
+        assert (weight == 0).all()
+    else:
+        assert weight == pytest.approx(np.full((2, 3), expected), rel=1e-5)
+    # Failures are learned as reward 0, whatever time an error took.
+    assert scheduled.policy.mean_reward[3] == 0.0
+    assert scheduled.policy.mean_reward[2] == pytest.approx(1 - 0.2 / TAU_MAX_S)
+    assert (scheduled.policy.play_count == 1).all()
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_round_of_one_node(name: str) -> None:
+    grid = ScriptedGrid([reply])
+    _, (record,), _, _ = run(WRAPPED[name](), [], grid=grid)
+    assert grid.now_s >= 3.0, "waited for more, within the bound"
+    if name == "multikrum":
+        assert (record.selected, record.no_step) == ([], "quorum")
+        assert grid.trained() == [], "nobody works for a step that cannot be made"
+    else:
+        assert record.selected == [0]
+        assert record.stepped
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("kind", ["nobody", "silence"])
+def test_empty_round(name: str, kind: str) -> None:
+    grid = ScriptedGrid([silent] * 5)
+    if kind == "nobody":
+        grid.connected = set()
+    weight, records, _, _ = run(WRAPPED[name](), [], grid=grid, rounds=2)
+    assert (weight == 0).all()
+    assert [r.stepped for r in records] == [False, False]
+    expected = "nobody-available" if kind == "nobody" else "no-replies"
+    assert [r.no_step for r in records] == [expected, expected]
+
+
+def nan_update(message: Message) -> Message:
+    return reply(message, math.nan)
+
+
+def other(message: Message) -> ArrayRecord:
+    return ArrayRecord({"weight": Array(np.ones((2, 3), dtype=np.float32))})
+
+
+HOSTILE: dict[str, tuple[Client, str]] = {
+    "nan": (nan_update, "array 'weight' is not finite"),
+    "infinity": (lambda m: reply(m, math.inf), "array 'weight' is not finite"),
+    "wrong shape": (
+        lambda m: reply(m, arrays={"weight": np.ones((3, 2), "f4"), "bias": np.ones(2, "f4")}),
+        "array 'weight' has shape (3, 2), not (2, 3)",
+    ),
+    "wrong dtype": (
+        lambda m: reply(m, arrays={"weight": np.ones((2, 3), "c8"), "bias": np.ones(2, "f4")}),
+        "array 'weight' has dtype complex64, not float32",
+    ),
+    "missing array": (
+        lambda m: reply(m, arrays={"weight": np.ones((2, 3), "f4")}),
+        "array keys ['weight'] instead of ['bias', 'weight']",
+    ),
+    "second ArrayRecord": (
+        lambda m: reply(m, records={"more": other(m)}),
+        "2 ArrayRecords instead of exactly one",
+    ),
+    "no ArrayRecord": (
+        lambda m: Message(RecordDict({"metrics": MetricRecord({NUM_EXAMPLES: 1})}), reply_to=m),
+        "0 ArrayRecords instead of exactly one",
+    ),
+    "other metric keys": (
+        lambda m: reply(m, metrics={"surprise": 1.0}),
+        "record or metric names differ from the other clients'",
+    ),
+    "no weight": (
+        lambda m: Message(
+            RecordDict({"arrays": reply(m).content["arrays"], "metrics": MetricRecord({"a": 1})}),
+            reply_to=m,
+        ),
+        "metric 'num-examples' is None, not a number above 0",
+    ),
+    "zero weight": (
+        lambda m: reply(m, num_examples=0),
+        "metric 'num-examples' is 0, not a number above 0",
+    ),
+    "negative weight": (
+        lambda m: reply(m, num_examples=-5),
+        "metric 'num-examples' is -5, not a number above 0",
+    ),
+    "nan weight": (
+        lambda m: reply(m, num_examples=math.nan),
+        "metric 'num-examples' is not finite",
+    ),
+    "garbage bytes": (
+        lambda m: Message(
+            RecordDict(
+                {
+                    "arrays": ArrayRecord(
+                        {
+                            "weight": Array("float32", (2, 3), "numpy.ndarray", b"garbage"),
+                            "bias": Array(np.ones(2, "f4")),
+                        }
+                    ),
+                    "metrics": MetricRecord({NUM_EXAMPLES: 1}),
+                }
+            ),
+            reply_to=m,
+        ),
+        "array 'weight' cannot be read",
+    ),
+    "error": (erring, "client error 2: RuntimeError: out of memory"),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_hostile_reply_never_enters_the_model(name: str, attack: str) -> None:
+    client, reason = HOSTILE[attack]
+    honest: list[Client] = [lambda m: reply(m, 2.0)] * 6
+    clients = [honest[0], client, *honest[1:]]
+    settings: dict[str, Any] = {"num_selected": 7}
+    strategy = WRAPPED[name]()
+    if name == "dp":
+        strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 100.0, 7)
+    weight, (record,), _, scheduled = run(strategy, clients, **settings)
+    assert record.stepped
+    assert str(record.reason[1]).startswith(reason)
+    assert record.reason[:1] + record.reason[2:] == [None] * 6
+    expected = step_of(name, [2.0] * 6, [10] * 6)
+    assert weight == pytest.approx(np.full((2, 3), expected or 2.0), rel=1e-5)
+    assert scheduled.policy.mean_reward[1] == 0.0
+
+
+def test_lone_reply_with_other_names_cannot_outvote_earlier_rounds() -> None:
+    def shy(message: Message) -> Message | None:
+        config = message.content["config"]
+        return reply(message) if config["server-round"] == 1 else None
+
+    def turncoat(message: Message) -> Message:
+        config = message.content["config"]
+        extra = {} if config["server-round"] == 1 else {"surprise": 1.0}
+        return reply(message, metrics=extra)
+
+    # In round 2 the two signatures have one vote each: the one known from round 1 wins.
+    loyal: Client = lambda m: reply(m)  # noqa: E731
+    _, records, _, _ = run(FedAvg(), [turncoat, loyal, shy], rounds=2, num_selected=3)
+    assert records[1].completed == [False, True, False]
+
+
+def test_replies_are_aggregated_in_the_order_of_arms() -> None:
+    seen: list[list[float]] = []
+
+    class Spy(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            replies = list(replies)
+            seen.append([float(r.content["metrics"][NUM_EXAMPLES]) for r in replies])
+            return super().aggregate_train(server_round, replies)
+
+    clients = [lambda m, k=k: reply(m, num_examples=k + 1) for k in range(5)]
+    run(Spy(), clients, rounds=3)
+    assert seen == [[1.0, 2.0, 3.0, 4.0, 5.0]] * 3
+
+
+def test_exactly_the_super_arm_is_trained_whatever_flowers_minimum_counts() -> None:
+    strategy = FedAvg()
+    _, records, grid, _ = run(strategy, [reply] * 8, rounds=4, num_selected=3, min_clients=8)
+    trained = grid.trained()
+    for i, record in enumerate(records):
+        assert sorted(trained[3 * i : 3 * i + 3]) == record.selected
+        assert len(set(record.selected)) == 3
+    assert (strategy.min_train_nodes, strategy.min_available_nodes) == (2, 2), "put back"
+
+
+def test_deadline_and_time_to_live() -> None:
+    _, _, grid, _ = run(FedAvg(), [reply] * 5)
+    assert set(grid.deadlines) == {TAU_MAX_S}
+    assert {m.metadata.ttl for m in grid.sent if m.metadata.message_type == "train"} == {60.0}
+    _, _, grid, _ = run(FedAvg(), [reply] * 5, tau_max_s=100.0)
+    assert {m.metadata.ttl for m in grid.sent if m.metadata.message_type == "train"} == {400.0}
+
+
+def test_query_gives_names_sizes_and_floors() -> None:
+    _, _, _, scheduled = run(
+        FedAvg(), [reply] * 4, policy="cs-ucb-q", num_selected=2, fairness="proportional:1"
+    )
+    assert [arm.name for arm in scheduled.arms.arms] == ["dev-0", "dev-1", "dev-2", "dev-3"]
+    assert [arm.num_examples for arm in scheduled.arms.arms] == [100, 200, 300, 400]
+    assert scheduled.floors == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_client_without_query_gets_equal_floors_then_its_first_num_examples() -> None:
+    grid = ScriptedGrid([lambda m: reply(m, num_examples=30), *[reply] * 3], answers_query=False)
+    floors: list[list[float] | None] = []
+    scheduled = ScheduledStrategy(
+        FedAvg(), num_selected=4, tau_max_s=1.0, fairness="proportional:1", wait_s=0.0
+    )
+    scheduled.add_hook(lambda record, arrays: floors.append(scheduled.floors))
+    grid.on_begin = lambda server_round: (
+        floors.append(scheduled.floors) if server_round > 1 else None
+    )
+    scheduled.start(grid, initial(), num_rounds=2)
+    assert floors[0] == pytest.approx([0.5, 1 / 6, 1 / 6, 1 / 6])
+
+
+def test_late_joiner_becomes_a_new_arm_and_returning_device_is_the_old_one() -> None:
+    grid = ScriptedGrid([reply] * 4)
+    grid.connected = {100, 101}
+
+    def change(server_round: int) -> None:
+        if server_round == 2:
+            grid.connected = {100, 102}  # 101 leaves, 102 joins
+        if server_round == 3:
+            grid.connected = {100, 101, 102, 103}
+
+    grid.on_begin = change
+    _, records, _, scheduled = run(
+        FedAvg(), [], grid=grid, rounds=3, policy="cs-ucb-q", num_selected=4, min_clients=1
+    )
+    assert [record.available for record in records] == [[0, 1], [0, 2], [0, 1, 2, 3]]
+    assert scheduled.policy.play_count.tolist() == [3, 2, 2, 1]
+
+
+def test_device_that_has_left_accrues_no_debt() -> None:
+    grid = ScriptedGrid([reply] * 3)
+
+    def change(server_round: int) -> None:
+        grid.connected = {100, 101, 102} if server_round == 1 else {100, 101}
+        grid.away = {101} if server_round > 1 else set()
+
+    grid.on_begin = change
+    _, _, _, scheduled = run(
+        FedAvg(), [], grid=grid, rounds=11, policy="cs-ucb-q", num_selected=3, fairness="equal:0.5"
+    )
+    queue = scheduled.policy.state_dict()["virtual_queue"]
+    assert queue[1] == pytest.approx(10 * 0.5), "connected but opted out: owed its rounds"
+    assert queue[2] == 0.0, "gone: owed nothing"
+
+
+def test_local_accuracy_is_asked_for_and_used() -> None:
+    def client(accuracy: float) -> Client:
+        def answer(message: Message) -> Message:
+            assert message.content["config"][REPORT] == LOCAL_ACCURACY
+            return reply(message, metrics={LOCAL_ACCURACY: accuracy})
+
+        return answer
+
+    clients = [client(a) for a in (0.9, 0.2, 0.8, 0.1)]
+    _, records, _, _ = run(
+        FedAvg(), clients, rounds=3, policy="local-accuracy", num_selected=2, min_clients=4
+    )
+    assert sorted(records[0].selected + records[1].selected) == [0, 1, 2, 3]
+    assert records[2].selected == [1, 3]
+
+
+def test_differential_privacy_noise_fits_the_replies_that_came() -> None:
+    stds = []
+    for num_replies in (1, 4):
+        strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4)
+        np.random.seed(0)  # noqa: NPY002  # Flower draws its noise from the global generator
+        answering = [lambda m: reply(m, 0.0)] * num_replies + [silent] * (4 - num_replies)
+        weight, _, _, _ = run(strategy, answering, num_selected=4)
+        stds.append(float(np.abs(weight).max()))
+        assert strategy.num_sampled_clients == 4
+    assert stds[0] == pytest.approx(4 * stds[1], rel=1e-5)
+
+
+def test_accountant_makes_no_step_in_a_short_round() -> None:
+    class Accountant:
+        """Counts releases; a real one needs a package that Flower does not install by itself."""
+
+        config = PrivacyConfig(
+            target_delta=1e-5,
+            population_size=10,
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            sampling_method=SamplingMethod.NO_AMPLIFICATION,
+        )
+        num_releases = 0
+
+        def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
+            assert event.sample_size == 4
+            self.num_releases += count
+
+        def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
+            return PrivacySpent(1.0, 1e-5, self.num_releases, "test")
+
+    accountant: Any = Accountant()
+    for answering, stepped in ((4, True), (3, False)):
+        strategy = DifferentialPrivacyServerSideFixedClipping(
+            FedAvg(), 1.0, 1.0, 4, accountant=accountant
+        )
+        clients: list[Client] = [reply] * answering + [silent] * (4 - answering)
+        _, (record,), _, _ = run(strategy, clients, num_selected=4)
+        assert record.stepped is stepped
+        assert record.no_step == (None if stepped else "quorum")
+    assert accountant.num_releases == 1
+
+
+def test_configuration_that_does_not_fit_is_refused_at_construction() -> None:
+    def build(strategy: Strategy, **settings: Any) -> ScheduledStrategy:
+        return ScheduledStrategy(strategy, **{"num_selected": 5, "tau_max_s": 1.0, **settings})
+
+    with pytest.raises(ConfigError, match=r"fraction_train = 0\.5: must be 1.0"):
+        build(FedAvg(fraction_train=0.5))
+    with pytest.raises(ConfigError, match="num_selected = 5: must be at least 7"):
+        build(MultiKrum(num_malicious_nodes=2))
+    with pytest.raises(ConfigError, match="num_selected = 5: must be at least 7"):
+        build(Krum(num_malicious_nodes=2))
+    with pytest.raises(ConfigError, match="at least 7"):
+        build(Bulyan(num_malicious_nodes=1))
+    with pytest.raises(ConfigError, match="at least 6"):
+        build(FedAvg(min_train_nodes=6))
+    with pytest.raises(ConfigError, match="at least 6"):
+        build(FedAvg(), min_replies=6)
+    with pytest.raises(ConfigError, match="num_sampled_clients = 3: must be num_selected = 5"):
+        build(DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 3))
+    with pytest.raises(UnknownPolicyError, match="did you mean cs-ucb-q"):
+        build(FedAvg(), policy="cs-ucbq")
+    with pytest.raises(ConfigError, match="beta"):
+        build(FedAvg(), beta=2.0)
+    with pytest.raises(ConfigError, match="tau_max_s"):
+        build(FedAvg(), tau_max_s=0.0)
+
+
+def test_must_be_outermost() -> None:
+    inner = ScheduledStrategy(FedAvg(), num_selected=2, tau_max_s=1.0)
+    outer = DifferentialPrivacyServerSideFixedClipping(inner, 1.0, 1.0, 2)
+    with pytest.raises(SchedulingError, match="must be the outermost strategy"):
+        outer.configure_train(1, initial(), ConfigRecord(), ScriptedGrid([reply] * 2))
+    with pytest.raises(ConfigError, match="wrapped once"):
+        ScheduledStrategy(outer, num_selected=2, tau_max_s=1.0)
+
+
+def test_strategy_that_trains_only_some_of_the_nodes_is_named() -> None:
+    with pytest.raises(SchedulingError, match="FedXgbCyclic configured 1 messages for the 5"):
+        run(FedXgbCyclic(), [reply] * 5)
+
+
+def test_aggregation_that_raises_makes_no_step_and_the_run_goes_on() -> None:
+    class Moody(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            if server_round == 1:
+                raise RuntimeError("bad mood")
+            return super().aggregate_train(server_round, replies)
+
+    weight, records, _, _ = run(Moody(), [reply] * 5, rounds=2)
+    assert [r.no_step for r in records] == ["aggregation", None]
+    assert weight == pytest.approx(np.ones((2, 3)))
+
+
+def test_server_and_client_evaluation_and_result() -> None:
+    evaluated: list[int] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        evaluated.append(server_round)
+        return MetricRecord({"accuracy": server_round / 10, "loss": 1.0})
+
+    def client(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            return reply(message, metrics={"train-loss": 0.5})
+        metrics = MetricRecord({NUM_EXAMPLES: 1, "eval-accuracy": 0.75})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    grid = ScriptedGrid([client] * 5)
+    records: list[RoundRecord] = []
+    scheduled = ScheduledStrategy(
+        FedAvg(),
+        policy="random",
+        num_selected=2,
+        tau_max_s=TAU_MAX_S,
+        eval_every=3,
+        client_eval_every=2,
+        client_eval_timeout_s=9.0,
+        min_clients=5,
+        stop_when=lambda record: record.round == 7,
+    )
+    scheduled.add_hook(lambda record, arrays: records.append(record))
+    result = scheduled.start(grid, initial(), num_rounds=20, evaluate_fn=evaluate)
+    assert evaluated == [0, 3, 6]
+    assert [r.accuracy for r in records] == [None, None, 0.3, None, None, 0.6, None]
+    assert sorted(result.evaluate_metrics_serverapp) == [0, 3, 6]
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 6]
+    assert result.evaluate_metrics_clientapp[2]["eval-accuracy"] == 0.75
+    assert result.train_metrics_clientapp[1]["train-loss"] == 0.5
+    asked = [m for m in grid.sent if m.metadata.message_type == MessageType.EVALUATE]
+    assert [m.metadata.dst_node_id - 100 for m in asked[:2]] != []
+    assert {m.metadata.dst_node_id - 100 for m in asked[:2]} == set(records[1].selected)
+    assert 9.0 in grid.deadlines
+    assert scheduled.policy.play_count.sum() == 7 * 2, "evaluation is not the policy's business"
+
+
+def test_waits_for_clients_within_the_bound() -> None:
+    grid = ScriptedGrid([reply] * 3)
+    grid.connected = set()
+    waited: list[float] = []
+    wait = grid.wait
+
+    def arrive(seconds: float) -> None:
+        wait(seconds)
+        waited.append(grid.now_s)
+        if grid.now_s >= 2.0:
+            grid.connected = {100, 101, 102}
+
+    grid.wait = arrive  # type: ignore[method-assign]
+    _, (record,), _, _ = run(FedAvg(), [], grid=grid, num_selected=2, wait_s=60.0)
+    assert waited == [1.0, 2.0]
+    assert len(record.selected) == 2
