@@ -1,0 +1,1 @@
+"""Flower server: wires policy, aggregation, evaluation and the run directory together."""

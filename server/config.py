@@ -1,0 +1,80 @@
+"""Settings of a run that server and clients share; the one home of their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class ServerConfig(Settings):
+    """What to schedule, how to train, when to stop. Each field is a flag and a TOML key."""
+
+    strategy: str = field(default="cs-ucb-q", metadata={"help": "Scheduling policy."})
+    num_selected: int = field(
+        default=5, metadata={"help": "Clients per round, N (the radio channels)."}
+    )
+    tau_max_s: float = field(default=5.0, metadata={"help": "Deadline of a round [s]."})
+    beta: float = field(
+        default=1e-3, metadata={"help": "Weight of the virtual queues against speed, 0 to 1."}
+    )
+    truncate: bool = field(
+        default=True, metadata={"help": "Cap the index of cs-ucb-q at 1, as printed in the paper."}
+    )
+    fairness: str = field(
+        default="heuristic:0.5",
+        metadata={
+            "help": "Guaranteed share of rounds: numbers like 0.6,0.5,0.4, or equal:C, "
+            "proportional:RHO, heuristic:PHI, none."
+        },
+    )
+    rounds: int = field(default=100, metadata={"help": "Rounds at most."})
+    target_accuracy: float = field(
+        default=0.0, metadata={"help": "Stop at this test accuracy (0: never)."}
+    )
+    eval_every: int = field(
+        default=10, metadata={"help": "Rounds between two evaluations on the test images."}
+    )
+    client_eval_every: int = field(
+        default=0, metadata={"help": "Rounds between two evaluations on clients (0: never)."}
+    )
+    min_clients: int = field(
+        default=0, metadata={"help": "Clients to wait for at the start (0: num-selected)."}
+    )
+    wait_s: float = field(
+        default=60.0, metadata={"help": "Longest wait for clients in a round [s]."}
+    )
+    aggregation: str = field(
+        default="fedavg", metadata={"help": "Flower strategy that aggregates, e.g. fedadam."}
+    )
+    aggregation_option: str = field(
+        default="", metadata={"help": "Its options, e.g. eta=0.01,beta-1=0.9."}
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of everything random."})
+    run_dir: str = field(
+        default="", metadata={"help": "Folder for the results; must not exist yet."}
+    )
+    model: str = field(default="logistic", metadata={"help": "logistic or cnn."})
+    batch_size: int = field(default=2, metadata={"help": "Examples per minibatch."})
+    learning_rate: float = field(default=0.001, metadata={"help": "Step size of local SGD."})
+    local_steps: int = field(default=1, metadata={"help": "Minibatches per client and round."})
+    partitioner: str = field(
+        default="iid",
+        metadata={
+            "help": "Who holds which examples: iid, sizes:1500,1000,500, by-label, dirichlet:0.3."
+        },
+    )
+    data_dir: str = field(
+        default="", metadata={"help": "Folder of MNIST (default: the user's cache)."}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("num_selected", "rounds", "eval_every", "batch_size", "local_steps"):
+            self.require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("client_eval_every", "min_clients", "seed", "wait_s"):
+            self.require(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("tau_max_s", "learning_rate"):
+            self.require(name, getattr(self, name) > 0, "above 0")
+        for name in ("beta", "target_accuracy"):
+            self.require(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")

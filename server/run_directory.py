@@ -1,0 +1,142 @@
+"""The run directory: one format for simulation and deployment, written as the run goes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import safetensors.numpy
+import tomli_w
+from flwr.app import ArrayRecord
+
+from strategies import ConfigError
+from strategies.flower import LOGGER, Arm, RoundRecord
+
+SCHEMA: Final = 1
+"""Version of the lines in ``rounds.jsonl``."""
+_MAX_LISTED_ARMS: Final = 200
+"""Above this many arms the availability is not listed by arm."""
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse a run directory that exists already.
+
+    Raises
+    ------
+    ConfigError
+        If it does: results are never overwritten or mixed.
+    """
+    if path.exists():
+        raise ConfigError("run-dir", str(path), "a folder that does not exist yet")
+
+
+class RunDirectory:
+    """Write a run's settings, rounds, arms, models and summary; a reader never sees half a line.
+
+    Parameters
+    ----------
+    path : Path
+        Folder to create; it must not exist.
+    config : mapping
+        Resolved settings, written to ``config.toml``.
+
+    Raises
+    ------
+    ConfigError
+        If the folder exists or cannot be created; nothing is left behind.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path = path
+        refuse_existing(path)
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(
+                "run-dir", str(path), f"a folder that can be created ({error.strerror})"
+            ) from None
+        self._write("config.toml", tomli_w.dumps(dict(config)))
+        self._rounds: IO[str] = (path / "rounds.jsonl").open("a", encoding="utf-8")
+        self._log = logging.FileHandler(path / "log.txt", encoding="utf-8")
+        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        LOGGER.addHandler(self._log)
+        self._begin = time.monotonic()
+        self._best_accuracy = -1.0
+
+    def write_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Append one line to ``rounds.jsonl`` and keep the best model; a round hook."""
+        line: dict[str, Any] = {
+            "schema": SCHEMA,
+            "round": record.round,
+            "time_s": record.time_s,
+            "round_s": record.round_s,
+            "num_available": len(record.available),
+        }
+        if record.num_arms <= _MAX_LISTED_ARMS:
+            line["available"] = record.available
+        line |= {
+            "selected": record.selected,
+            "rtt_s": record.rtt_s,
+            "completed": record.completed,
+            "reason": record.reason,
+            "compute_s": record.compute_s,
+            "link_s": record.link_s,
+            "stepped": record.stepped,
+            "no_step": record.no_step,
+            "accuracy": record.accuracy,
+            "loss": record.loss,
+            "wall": {"time_s": round(time.monotonic() - self._begin, 6)},
+        }
+        # One write call per line: whoever reads along sees whole lines only.
+        self._rounds.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
+        self._rounds.flush()
+        if record.accuracy is not None and record.accuracy > self._best_accuracy:
+            self._best_accuracy = record.accuracy
+            self.write_model("best", arrays)
+
+    def write_arms(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
+        """Write ``arms.json``: index, name, examples and floor of each arm."""
+        rows = [
+            {
+                "index": arm.index,
+                "name": arm.name,
+                "num_examples": arm.num_examples,
+                "floor": None if floors is None else floors[arm.index],
+            }
+            for arm in arms
+        ]
+        self._write("arms.json", json.dumps(rows, indent=1) + "\n")
+
+    def write_model(self, which: str, arrays: ArrayRecord) -> None:
+        """Write ``model.safetensors`` (``which="last"``) or ``model-best.safetensors``."""
+        name = "model.safetensors" if which == "last" else f"model-{which}.safetensors"
+        data = safetensors.numpy.save({key: array.numpy() for key, array in arrays.items()})
+        self._write(name, data)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        self._write("summary.json", json.dumps(dict(summary), indent=1) + "\n")
+
+    def figure_path(self, name: str) -> Path:
+        """Return where to put a figure, e.g. ``figures/accuracy.png``."""
+        folder = self.path / "figures"
+        folder.mkdir(exist_ok=True)
+        return folder / name
+
+    def close(self) -> None:
+        """Close the open files."""
+        self._rounds.close()
+        LOGGER.removeHandler(self._log)
+        self._log.close()
+
+    def _write(self, name: str, data: str | bytes) -> None:
+        """Replace a file as a whole: a reader sees the old or the new one."""
+        target = self.path / name
+        temporary = target.with_name(f".{name}.tmp")
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        os.replace(temporary, target)
