@@ -1,0 +1,128 @@
+"""Run one simulation: real ServerApp, real ClientApps, real data, virtual time."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, RecordDict
+
+from client.partition import build_partition
+from server.app import build_strategy, create_app
+from strategies import POLICIES, ConfigError, check_feasibility, parse_floors
+from strategies.flower import RoundHook, RoundRecord
+
+from .config import SimulationConfig
+from .virtual_grid import VirtualGrid
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a simulation leaves behind.
+
+    Attributes
+    ----------
+    config : SimulationConfig
+        Resolved settings.
+    summary : dict
+        The run in numbers, as in ``summary.json``.
+    records : list of RoundRecord
+        The rounds.
+    """
+
+    config: SimulationConfig
+    summary: dict[str, Any]
+    records: list[RoundRecord]
+
+
+class Simulation:
+    """A simulation that is ready to run: settings checked, data loaded and distributed.
+
+    Parameters
+    ----------
+    config : SimulationConfig
+        Settings.
+
+    Raises
+    ------
+    ConfigError, UnknownPolicyError, ClientConfigError
+        If a setting does not fit the others or the data.
+    MnistUnavailableError
+        If the data cannot be had.
+    """
+
+    def __init__(self, config: SimulationConfig) -> None:
+        # Imported here: torch takes seconds that help texts and wrong flags can do without.
+        import torch
+
+        from client.mnist import load_mnist
+        from client.task import initial_arrays
+
+        build_strategy(config)  # refuses bad settings before any work is done
+        torch.set_num_threads(1)  # small batches: threads cost more than they bring
+        # Flower logs several lines a round, which costs as much time as the round itself.
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+        self.config = config
+        labels = load_mnist(config.data_dir or None).train_labels.numpy()
+        partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
+        self._refuse_infeasible_floors([len(indices) for indices in partition])
+        arrays = initial_arrays(config.model, config.seed)
+        model_bits = 8 * sum(array.numpy().nbytes for array in arrays.values())
+        self._environment = config.environment(model_bits)
+
+    def run(self, hooks: Sequence[RoundHook] = ()) -> SimulationResult:
+        """Run all rounds; an interrupt leaves the run directory complete up to it."""
+        from client.app import app as client_app
+
+        config = self.config
+        # Flower samples nodes and draws noise from the global generators.
+        random.seed(config.seed)
+        np.random.seed(config.seed % 2**32)  # noqa: NPY002
+        run_config = config.server_config().to_mapping()
+        grid = VirtualGrid(
+            client_app,
+            self._environment,
+            [
+                {
+                    "partition-id": arm,
+                    "num-partitions": config.num_clients,
+                    "name": f"client-{arm + 1}",
+                }
+                for arm in range(config.num_clients)
+            ],
+            run_config,
+            late=config.late_policy,
+        )
+        records: list[RoundRecord] = []
+        summaries: list[dict[str, Any]] = []
+        server_app = create_app(
+            hooks=(lambda record, arrays: records.append(record), *hooks),
+            settings=config.to_mapping(),
+            availability=float(config.per_client("availability").mean()),
+            on_summary=summaries.append,
+        )
+        context = Context(
+            run_id=grid.run.run_id,
+            node_id=0,
+            node_config={},
+            state=RecordDict(),
+            run_config=run_config,
+        )
+        server_app(grid, context)
+        return SimulationResult(config, summaries[-1], records)
+
+    def _refuse_infeasible_floors(self, num_examples: list[int]) -> None:
+        config = self.config
+        if "min_participation" not in POLICIES[config.strategy].parameters():
+            return
+        floors = parse_floors(config.fairness).floors(num_examples, config.num_selected)
+        feasibility = check_feasibility(
+            floors, config.num_selected, config.per_client("availability")
+        )
+        if not feasibility.feasible:
+            names = [f"client-{arm + 1}" for arm in range(config.num_clients)]
+            raise ConfigError("fairness", config.fairness, feasibility.message(names))

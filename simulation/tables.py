@@ -1,0 +1,104 @@
+"""Tables at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .runner import SimulationResult
+
+_MAX_ROWS = 30
+
+
+def print_tables(
+    results: Sequence[SimulationResult], figures: Sequence[Path], console: Console
+) -> None:
+    """Print the runs side by side, or one run's clients; then where the files are."""
+    console.print(_runs(results))
+    if len(results) == 1:
+        console.print(_clients(results[0].summary))
+    console.print(_headline(results), highlight=False)
+    folders = {Path(result.config.run_dir) for result in results}
+    where = next(iter(folders)) if len(folders) == 1 else next(iter(folders)).parent
+    console.print(f"results  {where}", highlight=False, soft_wrap=True)
+    for figure in figures:
+        console.print(f"figure   {figure}", highlight=False, soft_wrap=True)
+
+
+def _runs(results: Sequence[SimulationResult]) -> Table:
+    table = Table(title=None)
+    target = results[0].config.target_accuracy
+    for heading in ("strategy", "rounds", "time [s]", "accuracy", "failures"):
+        table.add_column(escape(heading), justify="left" if heading == "strategy" else "right")
+    if target:
+        table.add_column(f"to {target:.1%}: rounds", justify="right")
+        table.add_column(escape("time [s]"), justify="right")
+    for result in results:
+        summary = result.summary
+        row = [
+            result.config.strategy,
+            str(summary["rounds"]),
+            f"{summary['time_s']:.1f}",
+            _number(summary["accuracy"], ".4f"),
+            str(summary["failures"]),
+        ]
+        if target:
+            row += [
+                _number(summary["target_round"], "d"),
+                _number(summary["target_time_s"], ".1f"),
+            ]
+        table.add_row(*row)
+    return table
+
+
+def _clients(summary: dict[str, Any]) -> Table:
+    table = Table()
+    for heading in ("client", "examples", "share", "floor", "mean round trip [s]", "failures"):
+        table.add_column(escape(heading), justify="left" if heading == "client" else "right")
+    arms = summary["arms"]
+    if len(arms) > _MAX_ROWS:
+        arms = sorted(arms, key=lambda arm: -(arm["mean_rtt_s"] or 0.0))[:_MAX_ROWS]
+        table.title = f"the {_MAX_ROWS} slowest of {len(summary['arms'])} clients"
+    for arm in arms:
+        below = arm["floor"] is not None and arm["share"] < arm["floor"] - 0.01
+        table.add_row(
+            escape(arm["name"]),
+            _number(arm["num_examples"], "d"),
+            f"[red]{arm['share']:.3f}[/red]" if below else f"{arm['share']:.3f}",
+            _number(arm["floor"], ".3f"),
+            _number(arm["mean_rtt_s"], ".3f"),
+            str(arm["failures"]),
+        )
+    return table
+
+
+def _headline(results: Sequence[SimulationResult]) -> str:
+    if len(results) > 1:
+        fastest = min(results, key=lambda result: result.summary["time_s"])
+        slowest = max(results, key=lambda result: result.summary["time_s"])
+        ratio = slowest.summary["time_s"] / max(fastest.summary["time_s"], 1e-9)
+        return (
+            f"{fastest.config.strategy} took the least time; "
+            f"{slowest.config.strategy} took {ratio:.2f} times as long"
+        )
+    summary = results[0].summary
+    if summary["target_round"] is not None:
+        return (
+            f"reached {summary['target_accuracy']:.1%} test accuracy in round "
+            f"{summary['target_round']}, after {summary['target_time_s']:.1f} s of virtual time"
+        )
+    if summary["accuracy"] is None:
+        return f"{summary['rounds']} rounds"
+    text = f"{summary['accuracy']:.1%} test accuracy after {summary['rounds']} rounds"
+    if summary["target_accuracy"]:
+        text += f"; the target of {summary['target_accuracy']:.1%} was not reached"
+    return text
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "–" if value is None else format(value, spec)

@@ -1,0 +1,175 @@
+"""The command line of the simulation: bad input is one clear line, good input leaves results."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from simulation.cli import main
+
+pytestmark = pytest.mark.usefixtures("mnist")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+BAD_INPUT = {
+    "--strategy cs-ucbq": "did you mean cs-ucb-q",
+    "--strategy oracle": "oracle",
+    "--num-selected 11": "num-selected = 11: must be at most num-clients = 10",
+    "--num-selected 0": "num-selected = 0: must be at least 1",
+    "--num-selected two": "'two' is not a valid integer",
+    "--num-clients 0": "num-clients = 0: must be at least 1",
+    "--beta 1.5": "beta = 1.5: must be a number in [0, 1]",
+    "--beta nan": "beta = nan: must be a finite number",
+    "--fairness=-0.1,0.2,0.1,0,0,0,0,0,0,0": "-0.1",
+    "--fairness 0.5,0.5": "must be 10 numbers",
+    "--fairness often": "often",
+    "--fairness proportional:9": "client-1",
+    "--fairness equal:0.5": "cannot be met",
+    "--tau-max-s 0": "tau-max-s = 0.0: must be above 0",
+    "--tau-max-s inf": "tau-max-s = inf: must be a finite number",
+    "--rounds 0": "rounds = 0: must be at least 1",
+    "--seed abc": "'abc' is not a valid integer",
+    "--seed -1": "seed = -1: must be 0 or more",
+    "--partitioner dirichlett:0.3": "did you mean",
+    "--partitioner sizes:50000,20000 --num-clients 2 --num-selected 1": "60000",
+    "--partitioner sizes:10,10 --num-clients 3 --num-selected 1": "3",
+    "--scenario idael": "one of ideal, non-ideal",
+    "--availability 1.2": "availability = '1.2': must be a number in [0, 1], or 10 of them",
+    "--availability 0.5,0.5": "or 10 of them",
+    "--availability often": "numbers separated by commas",
+    "--failure-probability 2": "failure-probability",
+    "--joins 11:5": "with CLIENT from 1 to 10",
+    "--joins 1:0": "with ROUND from 1",
+    "--joins 1": "CLIENT:ROUND",
+    "--slowdowns 1:2": "CLIENT:ROUND:FACTOR",
+    "--slowdowns 1:2:0": "with FACTOR above 0",
+    "--late never": "late = 'never': must be abandon or busy",
+    "--payload-bits 0": "payload-bits = '0': must be above 0, or 'model'",
+    "--payload-bits modle": "payload-bits",
+    "--distances-m 10,20": "10 numbers separated by commas",
+    "--distances-m 0,1,1,1,1,1,1,1,1,1": "distance",
+    "--bandwidth-hz 0": "bandwidth-hz = 0.0: must be above 0",
+    "--model transformer": "logistic",
+    "--learning-rate 0": "learning-rate = 0.0: must be above 0",
+    "--aggregation fedadm": "did you mean fedadam",
+    "--aggregation fedadam --aggregation-option etta=1": "did you mean eta",
+    "--aggregation fedadam --aggregation-option eta=fast": "eta=VALUE",
+    "--aggregation multikrum --aggregation-option num-malicious-nodes=2": "at least 7",
+    "--no-such-flag": "No such option",
+    "frobnicate": "No such command",
+    "--rounds 3 compare": "--rounds belongs behind compare",
+    "compare --strategy random": "--strategies",
+    "compare --strategies random,random": "twice",
+    "compare --strategies random,rnd": "rnd",
+    "compare --strategies ,": "at least one",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_INPUT)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments.split()) == 2
+    assert BAD_INPUT[arguments] in one_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_run_directory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old").mkdir()
+    for command in ([], ["compare"]):
+        assert main([*command, "--run-dir", "old"]) == 2
+        assert "run-dir = 'old': must be a folder that does not exist yet" in one_line(capsys)
+    assert list((tmp_path / "old").iterdir()) == []
+
+
+def test_run_directory_that_cannot_be_made_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["--run-dir", "file/run"]) == 2
+    assert "run-dir = 'file/run': must be a folder that can be created" in one_line(capsys)
+
+
+def test_run_leaves_a_complete_run_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("--rounds 20 --eval-every 10 --seed 3 --run-dir out/run".split()) == 0  # noqa: SIM905
+    printed = capsys.readouterr().out
+    assert "out/run/figures/accuracy.png" in printed
+    run = tmp_path / "out" / "run"
+    config = tomllib.loads((run / "config.toml").read_text())
+    assert (config["seed"], config["num-selected"], config["scenario"]) == (3, 4, "non-ideal")
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, 21))
+    assert [line["round"] for line in lines if line["accuracy"] is not None] == [10, 20]
+    first = lines[0]
+    assert first["schema"] == 1
+    width = len(first["selected"])
+    for key in ("rtt_s", "completed", "reason", "compute_s", "link_s"):
+        assert len(first[key]) == width
+    for rtt, compute, link in zip(first["rtt_s"], first["compute_s"], first["link_s"], strict=True):
+        assert rtt == pytest.approx(compute + link)
+    assert first["time_s"] == pytest.approx(max(first["rtt_s"]))
+    arms = json.loads((run / "arms.json").read_text())
+    assert [arm["num_examples"] for arm in arms] == [10000] * 2 + [1000] * 8
+    assert arms[0]["floor"] == pytest.approx(2 * 10000 / 28000)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == 20
+    assert summary["time_s"] == lines[-1]["time_s"]
+    for name in ("model.safetensors", "model-best.safetensors", "log.txt"):
+        assert (run / name).exists()
+    for name in ("accuracy", "time", "clients"):
+        assert (run / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_default_run_directory_lies_below_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--rounds", "1", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (tmp_path / summary["run_dir"] / "rounds.jsonl").exists()
+    assert Path(summary["run_dir"]).parent == Path("runs")
+
+
+def test_compare_uses_the_same_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "compare --strategies random,cs-ucb-q --rounds 30 --run-dir cmp --json"
+    assert main(arguments.split()) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["rounds"], second["rounds"]) == (30, 30)
+    draws: list[dict[tuple[int, int], float]] = []
+    available = []
+    for name in ("random", "cs-ucb-q"):
+        lines = (tmp_path / "cmp" / name / "rounds.jsonl").read_text().splitlines()
+        rounds = [json.loads(line) for line in lines]
+        available.append([r["available"] for r in rounds])
+        draws.append(
+            {
+                (r["round"], arm): rtt
+                for r in rounds
+                for arm, rtt in zip(r["selected"], r["rtt_s"], strict=True)
+                if rtt is not None
+            }
+        )
+    assert available[0] == available[1]
+    both = draws[0].keys() & draws[1].keys()
+    assert len(both) > 20
+    assert all(draws[0][key] == draws[1][key] for key in both)
+    assert (tmp_path / "cmp" / "figures" / "accuracy.png").exists()

@@ -1,0 +1,129 @@
+"""Draws of the environment: reproducible, independent of order, as configured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from client.channel import ComputeModel, LinkModel
+from simulation.environment import Environment
+from strategies import ConfigError
+
+FIELDS = ("available", "download_s", "compute_s", "upload_s", "failed")
+
+
+def same(one, other):
+    return all(np.array_equal(getattr(one, field), getattr(other, field)) for field in FIELDS)
+
+
+def test_rounds_do_not_depend_on_the_order_of_asking():
+    params = {"num_arms": 3, "batch_shape": (2,), "availability": 0.5, "failure_probability": 0.1}
+    forward, backward = Environment(**params, seed=1), Environment(**params, seed=1)
+    rounds = [1, 2, 256, 257, 600]  # more than one block
+    draws = [forward.round(t) for t in rounds]
+    for t, draw in zip(rounds[::-1], draws[::-1], strict=True):
+        assert same(backward.round(t), draw)
+    assert not same(forward.round(1), forward.round(2))
+    assert not same(Environment(**params, seed=2).round(1), draws[0])
+
+
+def test_a_spawned_seed_is_not_consumed():
+    root = np.random.SeedSequence(5)
+    assert same(
+        Environment(num_arms=3, seed=root).round(1), Environment(num_arms=3, seed=root).round(1)
+    )
+    assert same(
+        Environment(num_arms=3, seed=5).round(1), Environment(num_arms=3, seed=root).round(1)
+    )
+
+
+def test_settings_do_not_move_other_draws():
+    plain = Environment(num_arms=4, seed=3).round(7)
+    other = Environment(num_arms=4, seed=3, availability=0.3, failure_probability=0.3).round(7)
+    assert np.array_equal(plain.download_s, other.download_s)
+    assert np.array_equal(plain.compute_s, other.compute_s)
+
+
+def test_round_trip_is_the_sum_and_infinite_where_failed():
+    draw = Environment(num_arms=50, failure_probability=0.5, seed=1).round(3)
+    total = draw.download_s + draw.compute_s + draw.upload_s
+    assert draw.failed.any()
+    assert not draw.failed.all()
+    assert np.array_equal(draw.round_trip_time_s, np.where(draw.failed, np.inf, total))
+
+
+def test_draws_are_read_only():
+    draw = Environment(num_arms=2).round(1)
+    for field in FIELDS:
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(draw, field)[0] = 1
+
+
+def test_late_joiners_are_neither_members_nor_available():
+    env = Environment(num_arms=3, batch_shape=(2,), joins_at_round=[1, 3, 300])
+    assert env.round(2).available.tolist() == [[True, False, False]] * 2
+    assert env.round(3).member.tolist() == [[True, True, False]] * 2
+    assert env.round(299).available.tolist() == [[True, True, False]] * 2
+    assert env.round(300).available.all()
+    assert Environment(num_arms=3).round(1).member is None
+
+
+def test_drift_multiplies_every_part_from_its_round_on():
+    plain = Environment(num_arms=2, seed=1)
+    drift = Environment(num_arms=2, seed=1, slow_from_round=[4, 1], slow_factor=[10.0, 1.0])
+    assert np.array_equal(drift.round(3).round_trip_time_s, plain.round(3).round_trip_time_s)
+    ratio = drift.round(4).round_trip_time_s / plain.round(4).round_trip_time_s
+    assert ratio == pytest.approx([10.0, 1.0])
+
+
+def test_distances_given_or_drawn():
+    given = Environment(num_arms=2, batch_shape=(3,), distance_m=[100.0, 500.0])
+    assert given.distance_m.tolist() == [[100.0, 500.0]] * 3
+    drawn = Environment(num_arms=2, batch_shape=(3,)).distance_m
+    assert drawn.shape == (3, 2)
+    assert len(np.unique(drawn)) == 6
+    assert ((drawn > 0) & (drawn <= 500)).all()
+
+
+def test_models_are_used():
+    link = LinkModel(download_bits=1e-6, upload_bits=1e-6)
+    draw = Environment(num_arms=2, link=link, compute=ComputeModel(samples_per_round=200)).round(1)
+    assert (draw.compute_s > 3.0).all()  # 200 samples at no more than 50 per second
+    assert (draw.download_s < 1e-6).all()
+
+
+def test_nobody_available_or_everybody_failing():
+    assert not Environment(num_arms=3, availability=0.0).round(1).available.any()
+    assert Environment(num_arms=3, failure_probability=1).round(1).failed.all()
+    mixed = Environment(num_arms=3, availability=[1.0, 0.0, 1.0]).round(9)
+    assert mixed.available.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("num_arms", 0),
+        ("seed", -1),
+        ("seed", 1.5),
+        ("availability", 1.5),
+        ("availability", [0.5]),
+        ("availability", "0.5"),
+        ("failure_probability", np.nan),
+        ("joins_at_round", 0),
+        ("slow_from_round", [0, 1]),
+        ("slow_factor", 0.0),
+        ("distance_m", [100.0]),
+        ("distance_m", [100.0, 0.0]),
+        ("distance_m", [100.0, np.inf]),
+        ("batch_shape", (0,)),
+    ],
+)
+def test_wrong_parameters(param, value):
+    with pytest.raises(ConfigError, match=param):
+        Environment(**{"num_arms": 2, param: value})
+
+
+@pytest.mark.parametrize("t", [0, -1, 1.0, True])
+def test_wrong_round(t):
+    with pytest.raises(ConfigError):
+        Environment(num_arms=2).round(t)

@@ -1,0 +1,109 @@
+"""Studies: totals by hand, common draws, chunks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import simulation.study as study
+from simulation.environment import Environment
+from simulation.study import Contender, run_study
+from strategies import ConfigError, RoundContext, UnknownPolicyError
+
+SMALL = {"num_selected": 2, "tau_max_s": 0.3, "num_rounds": 30, "num_seeds": 5, "seed": 3}
+
+
+def environment(**params):
+    return partial(Environment, **{"num_arms": 4, **params})
+
+
+def test_totals_equal_a_plain_recount():
+    build = environment(availability=0.5, failure_probability=0.2)
+    result = run_study(["round-robin"], build, checkpoints=[10, 30], **SMALL)["round-robin"]
+    env = build(batch_shape=(5,), seed=np.random.SeedSequence(3, spawn_key=(0, 0)))
+    total, failures, counts, at_10 = np.zeros(5), np.zeros(5), np.zeros((5, 4)), np.zeros(5)
+    turn = [0] * 5
+    for t in range(1, 31):
+        draw = env.round(t)
+        times = draw.round_trip_time_s
+        for row in range(5):
+            order = [(turn[row] + step) % 4 for step in range(4)]
+            served = [arm for arm in order if draw.available[row, arm]][:2]
+            if served:
+                turn[row] = (served[-1] + 1) % 4
+                total[row] += max(min(times[row, arm], 0.3) for arm in served)
+            failures[row] += sum(times[row, arm] > 0.3 for arm in served)
+            counts[row, served] += 1
+        if t == 10:
+            at_10 = total.copy()
+    assert result.total_time_s == pytest.approx(total, abs=1e-12)
+    assert result.time_s == pytest.approx(np.stack([at_10, total], axis=1), abs=1e-12)
+    assert result.failures.tolist() == failures.tolist()
+    assert result.play_count.tolist() == counts.tolist()
+    assert failures.sum() > 0
+
+
+def test_a_policy_does_not_depend_on_who_else_takes_part():
+    alone = run_study(["cs-ucb"], environment(), **SMALL)["cs-ucb"]
+    among = run_study(["random", "cs-ucb"], environment(), **SMALL)["cs-ucb"]
+    assert np.array_equal(alone.total_time_s, among.total_time_s)
+
+
+def test_chunks_do_not_depend_on_the_number_of_processes(monkeypatch):
+    monkeypatch.setattr(study, "SEEDS_PER_CHUNK", 3)
+    serial = run_study(["cs-ucb-q"], environment(), **SMALL)["cs-ucb-q"]
+    assert serial.play_count.shape == (5, 4)
+    assert len(np.unique(serial.total_time_s)) == 5  # chunks differ
+    monkeypatch.undo()
+    params = SMALL | {"num_seeds": study.SEEDS_PER_CHUNK + 1, "num_rounds": 2}
+    one = run_study(["random"], environment(), **params)["random"]
+    two = run_study(["random"], environment(), **params, num_processes=2)["random"]
+    assert np.array_equal(one.total_time_s, two.total_time_s)
+
+
+def test_parameters_may_depend_on_the_environment():
+    contenders = {
+        "nearest": Contender(
+            "oracle", from_environment=lambda env: {"expected_time_s": env.distance_m}
+        ),
+        "floors": Contender("cs-ucb-q", {"min_participation": [0.1, 0.1, 0.1, 0.1]}),
+    }
+    results = run_study(contenders, environment(), **SMALL)
+    assert list(results) == ["nearest", "floors"]
+    assert (np.sort(results["nearest"].play_count, axis=1) == [0, 0, 30, 30]).all()
+
+
+def test_late_joiners_owe_nothing_before_they_join(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        study, "RoundContext", lambda *args: seen.append(RoundContext(*args)) or seen[-1]
+    )
+    run_study(["cs-ucb-q"], environment(joins_at_round=[1, 1, 1, 20]), **SMALL)
+    assert not seen[0].member[:, 3].any()
+    assert seen[0].member[:, :3].all()
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("num_rounds", 0),
+        ("num_seeds", 0),
+        ("tau_max_s", -1.0),
+        ("num_selected", 0),
+        ("num_processes", 0),
+        ("seed", -1),
+        ("checkpoints", [0]),
+        ("checkpoints", [2, 1]),
+        ("checkpoints", [31]),
+    ],
+)
+def test_wrong_arguments(param, value):
+    with pytest.raises(ConfigError, match=param):
+        run_study(["random"], environment(), **(SMALL | {param: value}))
+
+
+def test_unknown_policy():
+    with pytest.raises(UnknownPolicyError):
+        run_study(["best"], environment(), **SMALL)
