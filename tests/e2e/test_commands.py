@@ -1,0 +1,109 @@
+"""The commands as people run them: real processes, one line for faults, a clean interrupt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "simulation"]
+DEAD_PROXY = "http://127.0.0.1:9"
+"""Nobody listens there: whoever needs the network fails."""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def run(arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments.split()],
+        cwd=cwd,
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_second_run_needs_no_network(tmp_path: Path) -> None:
+    done = run(
+        "--rounds 3 --json",
+        tmp_path,
+        HTTP_PROXY=DEAD_PROXY,
+        HTTPS_PROXY=DEAD_PROXY,
+        ALL_PROXY=DEAD_PROXY,
+        PIP_INDEX_URL=DEAD_PROXY,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 3
+
+
+def test_no_source_of_data_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    done = run(
+        "--rounds 3 --data-dir cache --run-dir run",
+        tmp_path,
+        HTTP_PROXY=DEAD_PROXY,
+        HTTPS_PROXY=DEAD_PROXY,
+        ALL_PROXY=DEAD_PROXY,
+        PIP_INDEX_URL=DEAD_PROXY,
+        PIP_EXTRA_INDEX_URL="",
+        PIP_FIND_LINKS="",
+        PIP_CONFIG_FILE=os.devnull,
+    )
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    assert "MNIST/raw" in lines[-1]
+    assert "train-images-idx3-ubyte" in lines[-1]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_input_exits_2_with_one_line(tmp_path: Path) -> None:
+    done = run("--strategy fastest", tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_ends_cleanly_with_what_was_done(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--rounds", "100000", "--target-accuracy", "0", "--run-dir", "run"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        rounds = tmp_path / "run" / "rounds.jsonl"
+        deadline = time.monotonic() + 60
+        while not (rounds.exists() and rounds.stat().st_size > 10_000):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "no rounds after a minute"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in errors
+    lines = [json.loads(line) for line in rounds.read_text().splitlines()]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rounds"] == len(lines) == lines[-1]["round"]
+    assert (tmp_path / "run" / "model.safetensors").exists()
