@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.logging import RichHandler
 
-from client.errors import ClientConfigError, MnistUnavailableError
+from server.command_line import given_settings, log_warnings_to, run_command, settings_options
 from server.run_directory import refuse_existing
-from strategies import POLICIES, SchedulingError
-from strategies.flower import LOGGER
 
 from .config import SCENARIOS, SimulationConfig
 from .progress import RunProgress
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
@@ -34,56 +25,18 @@ _COMPARED = {
 """What ``compare`` runs by default, per scenario: the paper's lists."""
 
 
-def _runnable() -> list[str]:
-    """Return the policies that need nothing but what a run can give them."""
-    common = {"num_arms", "num_selected", "tau_max_s", "rng"}
-    return [
-        name
-        for name, spec in POLICIES.items()
-        if all(key in common for key, required in spec.parameters().items() if required)
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code: 0 done, 1 failed, 2 wrong usage."""
-    try:
-        cli.main(args=arguments, prog_name="python -m simulation", standalone_mode=False)
-    except click.ClickException as error:
-        return _fail(error.format_message(), EXIT_USAGE)
-    except SchedulingError as error:
-        return _fail(str(error), EXIT_USAGE)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", EXIT_INTERRUPTED)
-    except ClientConfigError as error:
-        return _fail(str(error), EXIT_USAGE)
-    except (MnistUnavailableError, OSError) as error:
-        return _fail(str(error), EXIT_FAILED)
-    return 0
-
-
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a flag for every setting; defaults stay with the settings and the scenario."""
-    for key, field in reversed(SimulationConfig.settings().items()):
-        kind = SimulationConfig.type_of(field)
-        text = field.metadata["help"]
-        if key == "strategy":
-            text += " One of: " + ", ".join(_runnable()) + "."
-        flag = f"--{key}/--no-{key}" if kind is bool else f"--{key}"
-        shown = _shown_default(key, field.default)
-        command = click.option(flag, field.name, type=kind, default=None, help=text + shown)(
-            command
-        )
-    return click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")(
-        command
-    )
+    """Run the command line and return its exit code."""
+    return run_command(cli, arguments, "python -m simulation")
 
 
 def _shown_default(key: str, default: object) -> str:
-    """Return a default as help texts show it; scenarios may set their own."""
     presets = [f"{preset[key]} ({name})" for name, preset in SCENARIOS.items() if key in preset]
-    if presets:
-        return f"  [default: {', '.join(presets)}]"
-    return f"  [default: {default}]" if default != "" else ""
+    return ", ".join(presets) or str(default)
+
+
+_options = settings_options(SimulationConfig, _shown_default)
+_json = click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 
 
 @click.group(
@@ -91,52 +44,48 @@ def _shown_default(key: str, default: object) -> str:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @_options
+@_json
 @click.pass_context
-def cli(context: click.Context, /, as_json: bool, **given: Any) -> None:
+def cli(context: click.Context, /, as_json: bool, **flags: Any) -> None:
     """Schedule real Flower clients that train on MNIST, in one process and virtual time.
 
     Without arguments: CS-UCB-Q in the paper's non-ideal scenario, until a stated accuracy.
     """
     if context.invoked_subcommand is not None:
-        used = [
-            key for key, value in {**given, "json": as_json or None}.items() if value is not None
-        ]
-        if used:
-            flag = "--" + used[0].replace("_", "-")
-            raise click.UsageError(f"{flag} belongs behind {context.invoked_subcommand}")
+        misplaced = [*given_settings(flags), *(["json"] if as_json else [])]
+        if misplaced:
+            raise click.UsageError(f"--{misplaced[0]} belongs behind {context.invoked_subcommand}")
         return
-    config = _resolve(given)
+    config = _resolve(flags)
     run_dir = Path(config.run_dir or _default_run_dir(config.strategy))
-    _run([config.strategy], config, [run_dir], as_json)
+    _run([replace(config, run_dir=str(run_dir))], run_dir, as_json)
 
 
 @cli.command()
 @click.option("--strategies", help="Policies to compare, separated by commas.")
 @_options
-def compare(strategies: str | None, as_json: bool, **given: Any) -> None:
+@_json
+def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
     """Run several policies on the same channel, compute and availability draws."""
-    if given["strategy"] is not None:
+    if flags["strategy"] is not None:
         raise click.UsageError("compare takes --strategies A,B,... instead of --strategy")
-    config = _resolve(given)
-    names = [
-        name.strip()
-        for name in (strategies or _COMPARED[config.scenario]).split(",")
-        if name.strip()
-    ]
+    config = _resolve(flags)
+    listed = _COMPARED[config.scenario] if strategies is None else strategies
+    names = [name.strip() for name in listed.split(",") if name.strip()]
     if not names:
         raise click.UsageError("--strategies must name at least one policy")
     if len(set(names)) != len(names):
         raise click.UsageError("--strategies names a policy twice")
     base = Path(config.run_dir or _default_run_dir("compare"))
-    _run(names, config, [base / name for name in names], as_json, base=base)
+    configs = [replace(config, strategy=name, run_dir=str(base / name)) for name in names]
+    _run(configs, base, as_json)
 
 
-def _resolve(given: dict[str, Any]) -> SimulationConfig:
+def _resolve(flags: dict[str, Any]) -> SimulationConfig:
     """Lay the flags over the scenario over the defaults."""
-    flags = {key.replace("_", "-"): value for key, value in given.items() if value is not None}
-    scenario = flags.get("scenario", SimulationConfig.scenario)
-    preset = SCENARIOS.get(scenario, {})
-    return SimulationConfig.from_mapping({**preset, **flags})
+    given = given_settings(flags)
+    preset = SCENARIOS.get(given.get("scenario", SimulationConfig.scenario), {})
+    return SimulationConfig.from_mapping({**preset, **given})
 
 
 def _default_run_dir(what: str) -> Path:
@@ -149,24 +98,15 @@ def _default_run_dir(what: str) -> Path:
     return path
 
 
-def _run(
-    strategies: list[str],
-    config: SimulationConfig,
-    run_dirs: list[Path],
-    as_json: bool,
-    base: Path | None = None,
-) -> None:
-    refuse_existing(base or run_dirs[0])
-    configs = [
-        replace(config, strategy=name, run_dir=str(path))
-        for name, path in zip(strategies, run_dirs, strict=True)
-    ]
+def _run(configs: list[SimulationConfig], folder: Path, as_json: bool) -> None:
+    """Run one simulation after the other; leave figures in the folder and show the results."""
+    refuse_existing(folder)
     from .runner import Simulation  # takes seconds: torch
 
     errors = Console(stderr=True)
-    _log_to(errors)
+    log_warnings_to(errors)
     with errors.status("loading MNIST and the clients"):
-        simulations = [Simulation(each) for each in configs]
+        simulations = [Simulation(config) for config in configs]
     results = []
     for simulation in simulations:
         with RunProgress(errors, simulation.config.strategy, simulation.config.rounds) as progress:
@@ -175,24 +115,10 @@ def _run(
     from .figures import draw_figures
     from .tables import print_tables
 
-    figures = draw_figures(results, (base or run_dirs[0]) / "figures")
+    figures = draw_figures(results, folder / "figures")
     if as_json:
         summaries = [{"run_dir": r.config.run_dir, **r.summary} for r in results]
-        print(json.dumps(summaries[0] if base is None else summaries))
+        single = configs[0].run_dir == str(folder)
+        print(json.dumps(summaries[0] if single else summaries))
     else:
         print_tables(results, figures, Console())
-
-
-def _log_to(console: Console) -> None:
-    """Send warnings to the terminal, beside the progress; the run directory keeps all lines."""
-    handler = RichHandler(
-        level=logging.WARNING, console=console, show_path=False, show_time=False, markup=False
-    )
-    LOGGER.handlers = [handler]
-    LOGGER.propagate = False
-    LOGGER.setLevel(logging.INFO)
-
-
-def _fail(text: str, code: int) -> int:
-    print("error: " + " ".join(text.split()), file=sys.stderr)
-    return code

@@ -86,6 +86,9 @@ class VirtualGrid(Grid):
         self._num_messages = 0
         self._busy_until: dict[int, float] = {}
         self._mailbox: dict[str, tuple[float, Message]] = {}  # message id -> arrival, reply
+        # The model of this exchange as it was sent, and ready for clients to copy.
+        self._sent: ArrayRecord | None = None
+        self._fast = ArrayRecord()
         self.begin_round(1)
         # A message created by a ServerApp carries the identity of its process.
         TaskIdentity.run_id = _RUN_ID
@@ -109,6 +112,7 @@ class VirtualGrid(Grid):
     def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
         """Let the clients answer; virtual time moves on to the last answer or the deadline."""
         start_s = self._now_s
+        self._sent = None
         exchanges = [self._one_exchange(message, timeout_s) for message in messages]
         on_time = all(e.reply is not None or e.failure == UNDELIVERABLE for e in exchanges)
         last_s = max((e.rtt_s for e in exchanges if e.rtt_s is not None), default=0.0)
@@ -165,6 +169,7 @@ class VirtualGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Let the clients work; their replies can be pulled once virtual time has come so far."""
         message_ids = []
+        self._sent = None
         for message in messages:
             exchange = self._one_exchange(message, message.metadata.ttl)
             message_id = message.metadata.message_id
@@ -215,7 +220,7 @@ class VirtualGrid(Grid):
             if self._late == "busy":
                 self._busy_until[node_id] = self._now_s + rtt_s
             return Exchange(node_id, None, None, TIMEOUT)
-        request = _own_copy(message)
+        request = make_message(message.metadata, self._own_content(message.content))
         try:
             reply = self._client_app(request, context)
         except Exception as error:  # as a SuperNode does: the client fails, not the run
@@ -223,12 +228,23 @@ class VirtualGrid(Grid):
             return Exchange(node_id, _error(message, reason), rtt_s)
         reply.metadata.__dict__["_message_id"] = f"reply-{self._num_messages}"
         if reply.has_content():
-            for record in reply.content.values():
+            for name, record in list(reply.content.items()):
                 if isinstance(record, ArrayRecord):
-                    _speed_up(record)
-            timing = ConfigRecord({COMPUTE_S: compute_s, LINK_S: link_s})
-            reply.content[TIMING] = timing
+                    reply.content[name] = _fast_copy(record)
+            reply.content[TIMING] = ConfigRecord({COMPUTE_S: compute_s, LINK_S: link_s})
         return Exchange(node_id, reply, rtt_s)
+
+    def _own_content(self, content: RecordDict) -> RecordDict:
+        """Give a client records of its own: Flower sends all clients the same ones."""
+        own = RecordDict()
+        for name, record in content.items():
+            if isinstance(record, ArrayRecord):
+                if record is not self._sent:
+                    self._sent, self._fast = record, _fast_copy(record)
+                own[name] = self._fast.copy()
+            else:
+                own[name] = record.copy()
+        return own
 
     def _time_of(self, message: Message, arm: int) -> tuple[float, float]:
         """Return virtual compute and link seconds of one message."""
@@ -251,25 +267,14 @@ class _FastArray(Array):
         return decode_array(self).copy()
 
 
-def _speed_up(record: ArrayRecord) -> None:
+def _fast_copy(record: ArrayRecord) -> ArrayRecord:
+    """Return a record of its own whose arrays share the bytes, which cannot change."""
+    copy = record.copy()
     for key, array in record.items():
         fast = _FastArray.__new__(_FastArray)
         fast.__dict__.update(array.__dict__)
-        record[key] = fast
-
-
-def _own_copy(message: Message) -> Message:
-    """Give a client records of its own: Flower sends all clients the same ones.
-
-    The bytes of arrays are shared, they cannot change.
-    """
-    content = RecordDict()
-    for name, record in message.content.items():
-        copy = record.copy()
-        if isinstance(copy, ArrayRecord):
-            _speed_up(copy)
-        content[name] = copy
-    return make_message(metadata=message.metadata, content=content)
+        copy[key] = fast
+    return copy
 
 
 def _error(message: Message, reason: str) -> Message:

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from strategies.base import ConfigError, FloatArray, IntArray, check_count, check_real
 
@@ -336,8 +335,7 @@ def _group_prefixes(
         return
     *others, last = sorted(groups, key=len)
     # Only P(j arms available) for j < N matters: E min(N, X) = N - sum_j (N - j) P(X = j).
-    counts = np.arange(num_selected)
-    last_pmf = stats.binom.pmf(counts, np.arange(last.size + 1)[:, np.newaxis], alpha[last[0]])
+    last_pmf = np.array(list(_growing_pmf(_nobody(num_selected), alpha[last])))
     last_asked = np.concatenate([[0.0], np.cumsum(floors[last])])
     places = np.arange(num_selected, 0, -1)
 
@@ -352,18 +350,32 @@ def _group_prefixes(
             yield float(excess[best]), np.concatenate([*arms, last[:best]])
             return
         group = others[depth]
-        for length in range(group.size + 1):
-            own = stats.binom.pmf(counts, length, alpha[group[0]])
+        for length, longer in enumerate(_growing_pmf(pmf, alpha[group])):
             yield from extend(
                 depth + 1,
-                np.convolve(pmf, own)[:num_selected],
+                longer,
                 asked + float(floors[group[:length]].sum()),
                 [*arms, group[:length]],
             )
 
-    nobody = np.zeros(num_selected)
-    nobody[0] = 1.0
-    yield from extend(0, nobody, 0.0, [])
+    yield from extend(0, _nobody(num_selected), 0.0, [])
+
+
+def _nobody(num_selected: int) -> FloatArray:
+    """Return P(j arms available) for j < N when there are none."""
+    pmf = np.zeros(num_selected)
+    pmf[0] = 1.0
+    return pmf
+
+
+def _growing_pmf(pmf: FloatArray, alpha: FloatArray) -> Iterator[FloatArray]:
+    """Yield P(j arms available) for j < N without and then with each further arm."""
+    yield pmf
+    for probability in alpha:
+        arrives = pmf * probability
+        pmf = pmf - arrives
+        pmf[1:] += arrives[:-1]
+        yield pmf
 
 
 def _likely_sets(
@@ -378,19 +390,11 @@ def _likely_sets(
     by_floor = asking[np.argsort(-floors[asking], kind="stable")]
     by_ratio = asking[np.argsort(-ratio, kind="stable")]
     for order in (by_floor, by_ratio, *groups):
-        pmf = np.zeros(num_selected)
-        pmf[0] = 1.0
-        places = np.arange(num_selected, 0, -1)
-        asked, best, best_length = 0.0, -np.inf, 0
-        for length, arm in enumerate(order, start=1):
-            arrives = pmf * alpha[arm]
-            pmf -= arrives
-            pmf[1:] += arrives[:-1]
-            asked += floors[arm]
-            excess = asked - (num_selected - float(places @ pmf))
-            if excess > best:
-                best, best_length = excess, length
-        yield best, order[:best_length]
+        pmf = np.array(list(_growing_pmf(_nobody(num_selected), alpha[order])))
+        served = num_selected - pmf @ np.arange(num_selected, 0, -1)
+        excess = np.concatenate([[0.0], np.cumsum(floors[order])]) - served
+        best = int(np.argmax(excess))
+        yield float(excess[best]), order[:best]
 
 
 def _sizes(num_examples: ArrayLike) -> FloatArray:

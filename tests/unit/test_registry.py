@@ -73,6 +73,14 @@ def test_public_names_exist():
     assert all(hasattr(strategies, name) for name in strategies.__all__)
 
 
-def test_import_is_light():
-    code = "import strategies, sys; sys.exit(any(m in sys.modules for m in ('flwr', 'torch')))"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("strategies", ("flwr", "torch", "scipy")),
+        ("strategies.flower", ("torch", "torchvision")),
+        ("client", ("flwr", "torch", "numpy")),
+    ],
+)
+def test_import_is_light(module, heavy):
+    code = f"import {module}, sys; sys.exit(any(m in sys.modules for m in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

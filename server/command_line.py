@@ -1,0 +1,114 @@
+"""What our command lines share: flags from settings, exit codes, one line for every fault."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+
+from client.errors import ClientConfigError, MnistUnavailableError
+from strategies import POLICIES, SchedulingError
+from strategies.flower import LOGGER
+
+from .settings import Settings
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def run_command(command: click.Command, arguments: Sequence[str] | None, name: str) -> int:
+    """Run a command line and return its exit code.
+
+    Parameters
+    ----------
+    command : click.Command
+        What to run.
+    arguments : sequence of str, optional
+        Instead of those of the process.
+    name : str
+        How help texts call the program.
+
+    Returns
+    -------
+    int
+        0 done, 1 the run failed, 2 wrong usage or settings, 130 interrupted. A fault is one line
+        on standard error.
+    """
+    try:
+        command.main(args=arguments, prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        return _fail(error.format_message(), EXIT_USAGE)
+    except (SchedulingError, ClientConfigError) as error:
+        return _fail(str(error), EXIT_USAGE)
+    except (MnistUnavailableError, OSError) as error:
+        return _fail(str(error), EXIT_FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    return EXIT_DONE
+
+
+def settings_options(
+    settings: type[Settings], show_default: Callable[[str, object], str]
+) -> Callable[[_Command], _Command]:
+    """Add a flag for every setting; a flag that is left out is ``None``.
+
+    Parameters
+    ----------
+    settings : type of Settings
+        Where flags, types and help texts come from.
+    show_default : callable
+        Takes key and default of a setting; returns the default as help texts show it.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        for key, field in reversed(settings.settings().items()):
+            kind = settings.type_of(field)
+            text = field.metadata["help"]
+            if key == "strategy":
+                text += " One of: " + ", ".join(runnable_policies()) + "."
+            if shown := show_default(key, field.default):
+                text += f"  [default: {shown}]"
+            flag = f"--{key}/--no-{key}" if kind is bool else f"--{key}"
+            command = click.option(flag, field.name, type=kind, default=None, help=text)(command)
+        return command
+
+    return decorate
+
+
+def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that were given, by the keys of their settings."""
+    return {key.replace("_", "-"): value for key, value in flags.items() if value is not None}
+
+
+def runnable_policies() -> list[str]:
+    """Return the policies that need nothing but what any run can give them."""
+    common = {"num_arms", "num_selected", "tau_max_s", "rng"}
+    return [
+        name
+        for name, spec in POLICIES.items()
+        if all(key in common for key, required in spec.parameters().items() if required)
+    ]
+
+
+def log_warnings_to(console: Console) -> None:
+    """Send our warnings to the terminal, beside the progress; run directories keep every line."""
+    handler = RichHandler(
+        level=logging.WARNING, console=console, show_path=False, show_time=False, markup=False
+    )
+    LOGGER.handlers = [handler]
+    LOGGER.propagate = False
+    LOGGER.setLevel(logging.INFO)
+
+
+def _fail(text: str, code: int) -> int:
+    print("error: " + " ".join(text.split()), file=sys.stderr)
+    return code
