@@ -50,6 +50,7 @@ from .timed_grid import LOGGER, TIMEOUT, Exchange, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
 
 _WAIT_STEP_S = 1.0
+_SAY_AGAIN_S = 10.0
 _MIN_TTL_S = 60.0
 _LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
 """A floor is below 1; a rule may ask for more when a client holds most of the data."""
@@ -322,18 +323,21 @@ class ScheduledStrategy(Strategy):
         """Wait until enough clients are available, within the bound."""
         begin_s = grid.now()
         self.arms.sync(grid)
-        while self.arms.num_available < num_clients:
+        said: tuple[int, float] | None = None
+        while (available := self.arms.num_available) < num_clients:
             waited_s = grid.now() - begin_s
             if waited_s >= self._wait_s:
                 return
-            LOGGER.info(
-                "waiting for clients for %s: %d of %d available, %.0f of %.0f s",
-                what,
-                self.arms.num_available,
-                num_clients,
-                waited_s,
-                self._wait_s,
-            )
+            if said is None or available != said[0] or waited_s - said[1] >= _SAY_AGAIN_S:
+                said = (available, waited_s)
+                LOGGER.info(
+                    "waiting for clients for %s: %d of %d available, %.0f of %.0f s",
+                    what,
+                    available,
+                    num_clients,
+                    waited_s,
+                    self._wait_s,
+                )
             grid.wait(min(_WAIT_STEP_S, self._wait_s - waited_s))
             self.arms.sync(grid)
 

@@ -1,0 +1,291 @@
+"""How fast the simulation runs, against Flower's Ray engine and a plain torch loop.
+
+    python benchmarks/bench_simulation.py
+
+All sides do the same work: 20 clients hold MNIST, and in each round 5 of them, chosen at random,
+take one SGD step of logistic regression on two images; the server averages. Ours is the whole
+simulation, files included. The Ray engine runs the same ClientApp under Flower's FedAvg, with
+Flower's default resources. The torch loop knows no Flower. Nobody evaluates in the timed rounds.
+Speed-up is ours over the peer's.
+
+Each measurement is a process of its own, and the sides take turns, so that a noisy machine is
+noisy for all of them. Needs `pip install -e '.[bench]'` for Ray; takes three to five minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, Context, Message
+    from flwr.serverapp import Grid
+
+    from server.config import ServerConfig
+    from strategies.flower import RoundRecord
+
+ROOT = Path(__file__).resolve().parents[1]
+SEED = 1
+NUM_CLIENTS, NUM_SELECTED = 20, 5
+REPEATS = 5
+ROUNDS = {"ours": 2000, "ray": 50, "torch": 2000}
+WARM_UP = {"ours": 200, "ray": 10, "torch": 200}
+TARGET_RATIO, TARGET_START_S = 40, 6
+
+FIRST_ROUND = "@first-round"
+ROUNDS_PER_S = "@rounds-per-s"
+
+
+# --- the sides, each in a process of its own ------------------------------------------------------
+
+
+class Clock:
+    """Takes the time at the end of each round."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def tick(self) -> None:
+        self.ends.append(time.perf_counter())
+        if len(self.ends) == 1:
+            print(FIRST_ROUND, flush=True)
+
+    def report(self, side: str) -> None:
+        warm_up, rounds = WARM_UP[side], ROUNDS[side]
+        spent = self.ends[warm_up + rounds - 1] - self.ends[warm_up - 1]
+        print(ROUNDS_PER_S, rounds / spent, flush=True)
+
+
+def settings() -> ServerConfig:
+    """Return what all sides train: logistic regression, batch 2, one local step."""
+    from server.config import ServerConfig
+
+    return ServerConfig(
+        model="logistic",
+        batch_size=2,
+        local_steps=1,
+        learning_rate=0.001,
+        partitioner="iid",
+        seed=SEED,
+        num_selected=NUM_SELECTED,
+        strategy="random",
+        fairness="none",
+        tau_max_s=1e6,  # nobody is late, so that all five do their work
+    )
+
+
+def simulate() -> None:
+    from simulation.config import SimulationConfig
+    from simulation.runner import Simulation
+
+    num_rounds = WARM_UP["ours"] + ROUNDS["ours"] + 1  # the last is evaluated, and not timed
+    clock = Clock()
+
+    def hook(record: RoundRecord, arrays: ArrayRecord) -> None:
+        assert record.completed == [True] * NUM_SELECTED
+        assert record.stepped
+        clock.tick()
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = SimulationConfig.from_mapping(
+            {
+                **settings().to_mapping(),
+                "num-clients": NUM_CLIENTS,
+                "rounds": num_rounds,
+                "eval-every": num_rounds,
+                "run-dir": str(Path(folder) / "run"),
+            }
+        )
+        Simulation(config).run([hook])
+    clock.report("ours")
+
+
+def use_ray() -> None:
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    from client.app import app
+    from client.task import initial_arrays
+
+    config = settings()
+    run_config = config.to_mapping()
+    clock = Clock()
+    server_app = ServerApp()
+
+    class ConfiguredApp(ClientApp):
+        """Our app; the engine's Python interface leaves its run configuration empty."""
+
+        def __call__(self, message: Message, context: Context) -> Message:
+            return app(message, dataclasses.replace(context, run_config=run_config))
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(
+            fraction_train=NUM_SELECTED / NUM_CLIENTS,
+            fraction_evaluate=0.0,
+            min_train_nodes=NUM_SELECTED,
+            min_available_nodes=NUM_CLIENTS,
+        )
+
+        def end_of_round(server_round: int, arrays: ArrayRecord) -> None:
+            if server_round > 0:  # it is called once before the first round
+                clock.tick()
+
+        num_rounds = WARM_UP["ray"] + ROUNDS["ray"]
+        initial = initial_arrays(config.model, config.seed)
+        result = strategy.start(grid, initial, num_rounds, evaluate_fn=end_of_round)
+        assert len(result.train_metrics_clientapp) == num_rounds
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # as in our simulation
+    run_simulation(server_app, ConfiguredApp(), NUM_CLIENTS)
+    clock.report("ray")
+
+
+def use_torch() -> None:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from client.mnist import load_mnist, scale_pixels
+    from client.partition import build_partition
+
+    config = settings()
+    torch.set_num_threads(1)  # as in our simulation: threads cost more than they bring
+    data = load_mnist()
+    parts = build_partition(config.partitioner, data.train_labels.numpy(), NUM_CLIENTS, SEED)
+    images = [scale_pixels(data.train_images[part]).flatten(1) for part in parts]
+    labels = [data.train_labels[part] for part in parts]
+    rng = np.random.default_rng(SEED)
+    model = nn.Linear(784, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    weights = {key: torch.zeros_like(value) for key, value in model.state_dict().items()}
+    clock = Clock()
+    for _ in range(WARM_UP["torch"] + ROUNDS["torch"]):
+        updates = []
+        for client in rng.choice(NUM_CLIENTS, NUM_SELECTED, replace=False):
+            model.load_state_dict(weights)
+            batch = rng.integers(len(labels[client]), size=config.batch_size)
+            logits = model(images[client][batch])
+            loss = nn.functional.cross_entropy(logits, labels[client][batch])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            updates.append({key: value.clone() for key, value in model.state_dict().items()})
+        # The shares are equally large, so FedAvg's weights are too.
+        weights = {key: torch.stack([u[key] for u in updates]).mean(0) for key in weights}
+        clock.tick()
+    clock.report("torch")
+
+
+SIDES = {"ours": simulate, "ray": use_ray, "torch": use_torch}
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Measured:
+    """What one process took: seconds to its first round and its end, rounds per second."""
+
+    first_round_s: float = 0.0
+    end_s: float = 0.0
+    rounds_per_s: float = 0.0
+
+
+def measure(*arguments: str) -> Measured:
+    """Run Python with these arguments."""
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    measured = Measured()
+    with tempfile.TemporaryFile("w+") as errors:
+        begin = time.perf_counter()
+        with subprocess.Popen(
+            [sys.executable, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(FIRST_ROUND):
+                    measured.first_round_s = time.perf_counter() - begin
+                elif line.startswith(ROUNDS_PER_S):
+                    measured.rounds_per_s = float(line.split()[1])
+        measured.end_s = time.perf_counter() - begin
+        if process.returncode != 0:
+            errors.seek(0)
+            raise SystemExit(f"{errors.read()}\nfailed: python {' '.join(arguments)}")
+    return measured
+
+
+def measure_command_line() -> Measured:
+    with tempfile.TemporaryDirectory() as folder:
+        return measure("-m", "simulation", "--rounds", "1", "--run-dir", str(Path(folder) / "run"))
+
+
+def row(label: str, values: list[float], digits: int, speed_up: str = "") -> None:
+    spread = f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+    print(f"{label:<50} {median(values):>8.{digits}f} {spread:>18} {speed_up:>9}")
+
+
+def main() -> None:
+    begin = time.perf_counter()
+    with_ray = importlib.util.find_spec("ray") is not None
+    if not with_ray:
+        print("ray is not installed, its engine is skipped: pip install -e '.[bench]'")
+    packages = ["flwr", "torch", "numpy", *(["ray"] if with_ray else [])]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    print(", ".join([f"Python {platform.python_version()}", *versions]))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, seed {SEED}, {REPEATS} processes each")
+
+    measure_command_line()  # not counted: fetches the data if need be, and fills the disk's cache
+    command_line: list[Measured] = []
+    sides: dict[str, list[Measured]] = {side: [] for side in SIDES if side != "ray" or with_ray}
+    for _ in range(REPEATS):
+        command_line.append(measure_command_line())
+        for side, done in sides.items():
+            done.append(measure(__file__, side))
+
+    rate = {side: [m.rounds_per_s for m in done] for side, done in sides.items()}
+    start_s = [m.end_s for m in command_line]
+    labels = {"ours": "ours", "ray": "Flower's Ray engine", "torch": "plain torch loop"}
+    print(f"\n{'':<50} {'median':>8} {'spread':>18} {'speed-up':>9}")
+    print(f"rounds per second, {NUM_SELECTED} of {NUM_CLIENTS} clients")
+    for side, values in rate.items():
+        ratio = median(rate["ours"]) / median(values)
+        row(f"  {labels[side]}", values, 1, "" if side == "ours" else f"{ratio:.2f}x")
+    print("start-up [s]")
+    row("  ours: python -m simulation --rounds 1, to its end", start_s, 2)
+    if with_ray:
+        ray_s = [m.first_round_s for m in sides["ray"]]
+        faster = f"{median(ray_s) / median(start_s):.2f}x"
+        row("  Flower's Ray engine, to the end of its round 1", ray_s, 2, faster)
+
+    print()
+    if with_ray:
+        target(f"{TARGET_RATIO}x Ray", median(rate["ours"]) >= TARGET_RATIO * median(rate["ray"]))
+    target(f"start-up below {TARGET_START_S} s", median(start_s) < TARGET_START_S)
+    print(f"took {time.perf_counter() - begin:.0f} s")
+
+
+def target(what: str, met: bool) -> None:
+    print(f"target {what}: {'met' if met else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    SIDES[sys.argv[1]]() if len(sys.argv) > 1 else main()
