@@ -23,6 +23,7 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from client import protocol
+from client.emulation import emulation_mod
 from client.errors import ClientConfigError
 from client.mnist import load_mnist
 from client.partition import build_partition
@@ -303,4 +304,4 @@ def _record(message: Message, name: str, kind: type[_Record]) -> _Record:
     return record
 
 
-app = create_client_app()
+app = create_client_app([emulation_mod])

@@ -76,7 +76,7 @@ class Simulation:
 
     def run(self, hooks: Sequence[RoundHook] = ()) -> SimulationResult:
         """Run all rounds; an interrupt leaves the run directory complete up to it."""
-        from client.app import app as client_app
+        from client.app import create_client_app
 
         config = self.config
         # Flower samples nodes and draws noise from the global generators.
@@ -84,7 +84,7 @@ class Simulation:
         np.random.seed(config.seed % 2**32)  # noqa: NPY002
         run_config = config.server_config().to_mapping()
         grid = VirtualGrid(
-            client_app,
+            create_client_app(),  # without link emulation: the grid knows the times
             self._environment,
             [
                 {

@@ -1,0 +1,171 @@
+"""Certificates of a fleet: one authority, a server, and clients whose certificate is their name."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from client.credentials import load_certificate, load_key
+from strategies import ConfigError
+
+CA_DAYS: Final = 3650
+LEAF_DAYS: Final = 365
+_SKEW: Final = datetime.timedelta(hours=1)
+"""Devices whose clock is a little slow must accept a certificate made just now."""
+_CLIENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFolder:
+    """Where the certificates of a fleet lie.
+
+    ``ca.pem`` and ``server.pem`` go to the server with ``server.key``; ``ca.pem`` and
+    ``clients/NAME.pem`` go to each client with ``clients/NAME.key``. ``ca.key`` signs: whoever
+    has it can make a client of any name, so keep it away from both.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    """
+
+    path: Path
+
+    def create(self, hosts: Sequence[str]) -> None:
+        """Make the authority and the server's certificate.
+
+        Parameters
+        ----------
+        hosts : sequence of str
+            Names and addresses under which clients reach the server.
+
+        Raises
+        ------
+        ConfigError
+            If an authority exists already, or no host is given.
+        """
+        if not hosts:
+            raise ConfigError("host", "", "at least one name or address of the server")
+        if (self.path / "ca.key").exists():
+            raise ConfigError(
+                "certificates", str(self.path), "a folder without an authority, or use renew"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name("flower-client-scheduling")
+        builder = _builder(name, name, key.public_key(), CA_DAYS)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        builder = builder.add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False
+        )
+        _write_pair(self.path / "ca", builder.sign(key, hashes.SHA256()), key)
+        self.issue_server(hosts)
+
+    def issue_server(self, hosts: Sequence[str]) -> None:
+        """Make the server's certificate, or a new one in its place."""
+        names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+        self._issue("server", "server", ExtendedKeyUsageOID.SERVER_AUTH, names)
+
+    def issue_client(self, name: str) -> Path:
+        """Make a client's certificate, or a new one in its place; return its file.
+
+        Raises
+        ------
+        ConfigError
+            If the name is not 1 to 64 letters, digits, dots, dashes or underscores.
+        """
+        if not _CLIENT_NAME.fullmatch(name):
+            raise ConfigError(
+                "name", name, "1 to 64 letters, digits, '.', '-' or '_', beginning with one of them"
+            )
+        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        return self._issue(f"clients/{name}", name, ExtendedKeyUsageOID.CLIENT_AUTH, names)
+
+    def renew(self) -> list[str]:
+        """Make new certificates for the server and every client; return their names."""
+        server = load_certificate(self.path / "server.pem")
+        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        self._issue("server", "server", ExtendedKeyUsageOID.SERVER_AUTH, names)
+        clients = sorted(path.stem for path in (self.path / "clients").glob("*.pem"))
+        for client in clients:
+            self.issue_client(client)
+        return ["server", *clients]
+
+    def _issue(
+        self,
+        file: str,
+        name: str,
+        usage: x509.ObjectIdentifier,
+        names: x509.SubjectAlternativeName,
+    ) -> Path:
+        authority = load_certificate(self.path / "ca.pem")
+        authority_key = load_key(self.path / "ca.key")
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = _builder(_name(name), authority.subject, key.public_key(), LEAF_DAYS)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), False)
+        builder = builder.add_extension(names, False)
+        builder = builder.add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False
+        )
+        base = self.path / file
+        base.parent.mkdir(exist_ok=True)
+        return _write_pair(base, builder.sign(authority_key, hashes.SHA256()), key)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _write_pair(base: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Path:
+    """Write ``base.key`` for its owner alone and ``base.pem``; return the latter."""
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    key_file, certificate_file = Path(f"{base}.key"), Path(f"{base}.pem")
+    for path, data, mode in (
+        (key_file, secret, 0o600),
+        (certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644),
+    ):
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    return certificate_file

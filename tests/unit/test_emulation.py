@@ -1,0 +1,130 @@
+"""The emulated device waits as its models say, the same way for the same name and round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.channel import LinkModel
+from client.emulation import EmulatedDevice, emulation_mod
+from client.errors import ClientConfigError
+from client.protocol import COMPUTE_S, LINK_S, TIMING
+
+LINKED = {"name": "a", "link": "rayleigh", "distance-m": 320.0}
+
+
+@pytest.fixture(autouse=True)
+def _identity():
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+def call(node_config, *, kind="train", server_round=1, app=None):
+    """Return the reply and the waits, in order."""
+    waits = []
+    arrays = ArrayRecord({"w": Array(np.zeros(100, dtype=np.float32))})
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": server_round})})
+    message = Message(content, 7, kind)
+    run_config = {"batch-size": 2, "local-steps": 3}
+    context = Context(1, 7, node_config, RecordDict(), run_config)
+
+    def answer(message, context):
+        metrics = MetricRecord({"num-examples": 1})
+        records = {"metrics": metrics, TIMING: ConfigRecord({COMPUTE_S: 0.001})}
+        if kind == "train":
+            records["arrays"] = arrays
+        return Message(RecordDict(records), reply_to=message)
+
+    reply = emulation_mod(message, context, app or answer, sleep=waits.append)
+    return reply, waits
+
+
+def test_nothing_configured_nothing_done():
+    reply, waits = call({"name": "a", "partition-id": 3})
+    assert waits == []
+    assert dict(reply.content[TIMING]) == {COMPUTE_S: 0.001}
+    assert call(LINKED, kind="query")[1] == []
+
+
+def test_link_delays_both_ways_and_tells():
+    reply, (download_s, upload_s) = call(LINKED)
+    assert download_s != upload_s, "the two links fade independently"
+    assert reply.content[TIMING][LINK_S] == pytest.approx(download_s + upload_s)
+    assert reply.content[TIMING][COMPUTE_S] < 0.1
+    # The law is that of the channel module: here its mean SNR bounds the draw loosely.
+    link = LinkModel()
+    typical = float(link.transfer_time_s(5000, link.mean_snr(320.0)))
+    assert 0.3 * typical < download_s < 100 * typical
+
+
+def test_each_round_is_drawn_afresh_and_by_name():
+    first, again = call(LINKED)[1], call(LINKED)[1]
+    assert first == again
+    assert call(LINKED, server_round=2)[1] != first
+    assert call({**LINKED, "name": "b"})[1] != first
+
+
+def test_draws_follow_the_channel_law():
+    device = EmulatedDevice.from_node_config(LINKED)
+    times = np.array([device.link_s(device.rng(t), 3200.0) for t in range(1, 4001)])
+    median = np.median(times)
+    expected = LinkModel().transfer_time_survival(median, 5000.0, 320.0)
+    # Binomial deviation of the survival at the median: 0.008; 6 sigma, about 1e-9.
+    assert expected == pytest.approx(0.5, abs=0.048)
+
+
+def test_compute_rate_sets_the_time_of_an_update():
+    reply, waits = call({"name": "a", "compute": "40"})
+    assert reply.content[TIMING][COMPUTE_S] == pytest.approx(6 / 40)
+    assert sum(waits) == pytest.approx(6 / 40, abs=0.05)
+    times = [
+        call({"name": "a", "compute": "20-60"}, server_round=t)[0].content[TIMING][COMPUTE_S]
+        for t in range(1, 50)
+    ]
+    assert 6 / 60 <= min(times) < max(times) <= 6 / 20
+    assert call({"name": "a", "compute": "40"}, kind="evaluate")[1][1:] == [0.0]
+
+
+def test_update_that_takes_longer_than_the_emulated_one_is_not_delayed():
+    reply, waits = call({"name": "a", "compute": "1e9"})
+    assert waits == [0.0, 0.0]
+    assert reply.content[TIMING][LINK_S] == 0.0
+
+
+def test_payload():
+    small = EmulatedDevice.from_node_config(LINKED)
+    real = EmulatedDevice.from_node_config({**LINKED, "payload-bits": "model"})
+    assert real.link_s(real.rng(1), 50_000.0) == pytest.approx(
+        10 * small.link_s(small.rng(1), 50_000.0)
+    )
+    assert small.link_s(small.rng(1), 0.0) == 0.0, "metrics alone cost nothing"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"link": "rician"}, "must be rayleigh"),
+        ({"link": "rayleigh"}, "needs distance-m"),
+        ({"link": "rayleigh", "distance-m": 0}, "distance-m = 0: must be a number above 0"),
+        ({"link": "rayleigh", "distance-m": "far"}, "distance-m = 'far'"),
+        ({**LINKED, "bandwidth-hz": -1}, "bandwidth-hz = -1"),
+        ({**LINKED, "payload-bits": "big"}, "payload-bits = 'big'"),
+        ({"compute": "fast"}, "compute = 'fast'"),
+        ({"compute": "60-20"}, "RATE or LOW-HIGH"),
+        ({"compute": "0"}, "compute = '0'"),
+    ],
+)
+def test_wrong_configuration_is_refused(config, message):
+    with pytest.raises(ClientConfigError, match=message):
+        EmulatedDevice.from_node_config(config)
+
+
+def test_error_replies_pass():
+    from flwr.app import Error
+
+    def failing(message, context):
+        return Message(Error(2, "no"), reply_to=message)
+
+    reply, _ = call(LINKED, app=failing)
+    assert reply.has_error()
