@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.arrays import FastArray
+from client.arrays import fast_record
 from client.protocol import COMPUTE_S, LINK_S, TIMING
 from strategies.flower import TIMEOUT, UNDELIVERABLE, Exchange
 
@@ -228,7 +228,7 @@ class VirtualGrid(Grid):
         if reply.has_content():
             for name, record in list(reply.content.items()):
                 if isinstance(record, ArrayRecord):
-                    reply.content[name] = _fast_copy(record)
+                    reply.content[name] = fast_record(record)
             reply.content[TIMING] = ConfigRecord({COMPUTE_S: compute_s, LINK_S: link_s})
         return Exchange(node_id, reply, rtt_s)
 
@@ -238,7 +238,7 @@ class VirtualGrid(Grid):
         for name, record in content.items():
             if isinstance(record, ArrayRecord):
                 if record is not self._sent:
-                    self._sent, self._fast = record, _fast_copy(record)
+                    self._sent, self._fast = record, fast_record(record)
                 own[name] = self._fast.copy()
             else:
                 own[name] = record.copy()
@@ -252,15 +252,6 @@ class VirtualGrid(Grid):
         if kind == MessageType.EVALUATE:
             return self._compute_s[arm], self._download_s[arm]
         return 0.0, 0.0
-
-
-def _fast_copy(record: ArrayRecord) -> ArrayRecord:
-    """Return a record of its own whose arrays share the bytes, which cannot change."""
-    copy = record.copy()
-    for key, array in record.items():
-        if not isinstance(array, FastArray):
-            copy[key] = FastArray.of(array)
-    return copy
 
 
 def _error(message: Message, reason: str) -> Message:

@@ -109,13 +109,15 @@ class ArmTable:
         return mask
 
     def _meet(self, grid: TimedExchange, connected: set[int]) -> None:
-        keys = {node.node_id: node.public_key.hex() for node in grid.get_nodes()}
+        nodes = {node.node_id: node for node in grid.get_nodes()}
         # Sorted: the arm numbers of devices that join together must not depend on set order.
         for node_id in sorted(connected - self._by_node.keys()):
-            key = keys.get(node_id) or f"node-{node_id}"
+            node = nodes.get(node_id)
+            key = (node.public_key.hex() if node else "") or f"node-{node_id}"
             arm = self._by_key.get(key)
             if arm is None:
-                arm = Arm(len(self.arms), key, node_id, name=key[:16])
+                name = node.name if node and node.name else key[:16]
+                arm = Arm(len(self.arms), key, node_id, name)
                 self.arms.append(arm)
                 self._by_key[key] = arm
             arm.node_id = node_id  # a SuperNode gets a new node id at each start

@@ -35,7 +35,7 @@ class Exchange:
     rtt_s : float or None
         Round-trip time [s], push to arrival on the server's monotonic clock.
     failure : str or None
-        Why there is no reply: :data:`TIMEOUT` or :data:`UNDELIVERABLE`.
+        Why there is no reply: :data:`TIMEOUT`, :data:`UNDELIVERABLE` or a grid's own reason.
     """
 
     node_id: int

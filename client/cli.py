@@ -1,0 +1,174 @@
+"""``flower-client``: one device of a fleet, from the command line."""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from client.errors import ClientConfigError, MnistUnavailableError
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+_OUR_APP: Final = "client.app:app"
+_NODE_CONFIG: Final = (
+    "partition_id",
+    "num_partitions",
+    "data_dir",
+    "link",
+    "distance_m",
+    "bandwidth_hz",
+    "payload_bits",
+    "compute",
+)
+"""Flags that the ClientApp reads from its node configuration, under their kebab-case names."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0 when stopped, 1 when the server refuses, 2 for wrong usage."""
+    from client.stream import ConnectionRefused
+
+    try:
+        cli.main(args=arguments, prog_name="flower-client", standalone_mode=False)
+    except click.ClickException as error:
+        return _fail(error.format_message(), EXIT_USAGE)
+    except ClientConfigError as error:
+        return _fail(str(error), EXIT_USAGE)
+    except (ConnectionRefused, MnistUnavailableError, OSError) as error:
+        return _fail(str(error), EXIT_FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        pass  # the server was told; stopping is what was asked for
+    return EXIT_DONE
+
+
+def entry_point() -> None:
+    """Run as a program."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells of every ordinary goodbye
+    sys.exit(main())
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--server", "address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
+@click.option("--name", default=socket.gethostname, show_default="host name", help="Who this is.")
+@click.option("--partition-id", type=click.IntRange(min=0), help="Which share of MNIST, from 0.")
+@click.option("--num-partitions", type=click.IntRange(min=1), help="How many shares there are.")
+@click.option("--data-dir", help="Folder of MNIST (default: the user's cache).")
+@click.option("--link", help="Emulate a radio link: rayleigh.")
+@click.option("--distance-m", type=float, help="Distance of the emulated link [m].")
+@click.option("--bandwidth-hz", type=float, help="Bandwidth of the emulated link [Hz].")
+@click.option("--payload-bits", help="Emulated size of a transfer [bit], or 'model'.")
+@click.option("--compute", help="Emulated examples per second: RATE or LOW-HIGH.")
+@click.option("--app", "app_path", default=_OUR_APP, help="Another ClientApp, MODULE:NAME.")
+@click.option("--tls", type=click.Path(path_type=Path), help="Folder of ca.pem and this client's.")
+@click.option("--insecure", is_flag=True, help="Connect beyond loopback without TLS.")
+@click.option("--max-message-mb", type=click.IntRange(min=1), default=512, show_default=True)
+@click.pass_context
+def cli(
+    context: click.Context,
+    /,
+    address: str,
+    name: str,
+    app_path: str,
+    tls: Path | None,
+    insecure: bool,
+    max_message_mb: int,
+    **node: Any,
+) -> None:
+    """Train for a flower-server whenever it asks. Reconnects for ever; SIGUSR1 opts out and in."""
+    if context.invoked_subcommand is not None:
+        return
+    _check_address(address, secure=tls is not None or insecure)
+    credentials = None
+    if tls is not None:
+        from client.credentials import channel_credentials
+
+        credentials = channel_credentials(tls, name)
+    node_config = {
+        key.replace("_", "-"): node[key] for key in _NODE_CONFIG if node[key] is not None
+    }
+    node_config["name"] = name
+    if app_path == _OUR_APP and not {"partition-id", "num-partitions"} <= node_config.keys():
+        raise ClientConfigError(
+            "which share of MNIST is this client's? Give --partition-id and --num-partitions"
+        )
+    from client.emulation import EmulatedDevice
+
+    EmulatedDevice.from_node_config(node_config)  # refuses a wrong link or rate before connecting
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    from client.stream import StreamClient
+    from client.wire import WireError
+
+    try:
+        client = StreamClient(
+            address,
+            name,
+            _load_app(app_path),
+            node_config,
+            credentials=credentials,
+            max_message_bytes=max_message_mb << 20,
+        )
+    except WireError as error:
+        raise ClientConfigError(str(error)) from None
+
+    def toggle(signum: int, frame: object) -> None:
+        client.set_available(not client.available)
+        logging.getLogger(__name__).info(
+            "%s: %s", name, "takes work" if client.available else "takes no more work"
+        )
+
+    signal.signal(signal.SIGUSR1, toggle)
+    signal.signal(signal.SIGTERM, lambda signum, frame: client.stop())
+    client.run()
+
+
+def _check_address(address: str, *, secure: bool) -> None:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClientConfigError(f"server = {address!r}: must be HOST:PORT")
+    if not secure and not _is_loopback(host):
+        raise ClientConfigError(
+            f"server = {address!r} is beyond this machine: give --tls FOLDER, or --insecure"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _load_app(path: str) -> Any:
+    """Return the ClientApp at ``module:attribute``; the current folder is searched first."""
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ClientConfigError(f"app = {path!r}: must be MODULE:ATTRIBUTE")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ClientConfigError(f"app = {path!r}: {error}") from None
+    from flwr.clientapp import ClientApp
+
+    if not isinstance(found, ClientApp):
+        raise ClientConfigError(f"app = {path!r} is a {type(found).__name__}, not a ClientApp")
+    return found
+
+
+def _fail(text: str, code: int) -> int:
+    print("error: " + " ".join(text.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,57 @@
+"""``flower-server``: run federated learning for a fleet, from the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+
+from strategies.flower import LOGGER
+
+from .command_line import given_settings, run_command, settings_options
+from .fleet import FleetConfig, run_fleet
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    return run_command(cli, arguments, "flower-server")
+
+
+def entry_point() -> None:
+    """Run as a program."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells of every ordinary goodbye
+    sys.exit(main())
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@settings_options(FleetConfig, lambda key, default: str(default))
+def cli(**flags: Any) -> None:
+    """Wait for flower-clients, schedule them, train, and leave the results in a run directory."""
+    config = FleetConfig.from_mapping(given_settings(flags))
+    if not config.run_dir and not config.app:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        config = replace(config, run_dir=str(Path("runs") / f"{stamp}-{config.strategy}"))
+    console = Console(stderr=True)
+    LOGGER.handlers = [RichHandler(console=console, show_path=False, markup=False)]
+    LOGGER.propagate = False
+    LOGGER.setLevel(logging.INFO)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    try:
+        run_fleet(config)
+    except KeyboardInterrupt:
+        console.print("stopped: the round was abandoned, the clients were told", highlight=False)
+    if config.run_dir and (summary := Path(config.run_dir) / "summary.json").exists():
+        numbers = json.loads(summary.read_text())
+        numbers.pop("arms")
+        console.print_json(json.dumps(numbers))
+        click.echo(config.run_dir)

@@ -1,0 +1,197 @@
+"""``flower-server``'s settings and life: a stream grid, a ServerApp on it, a clean end."""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import FrameType
+
+import grpc
+from flwr.app import Context, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import ServerApp
+
+from client.credentials import server_credentials
+from strategies import ConfigError
+from strategies.flower import LOGGER, RoundHook
+
+from .app import create_app
+from .config import ServerConfig
+from .stream_grid import StreamGrid
+
+
+@dataclass(frozen=True)
+class FleetConfig(ServerConfig):
+    """The settings of a run, and how clients reach it."""
+
+    address: str = field(
+        default="127.0.0.1:9092", metadata={"help": "Where to listen, HOST:PORT (port 0: any)."}
+    )
+    tls: str = field(default="", metadata={"help": "Folder of ca.pem, server.pem and server.key."})
+    insecure: bool = field(default=False, metadata={"help": "Listen beyond loopback without TLS."})
+    app: str = field(
+        default="", metadata={"help": "Another ServerApp, MODULE:ATTRIBUTE, on our streams."}
+    )
+    deny_list: str = field(
+        default="", metadata={"help": "File of client names that are refused, one a line."}
+    )
+    max_message_mb: int = field(default=512, metadata={"help": "Largest message [MiB]."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("max_message_mb", self.max_message_mb >= 1, "at least 1")
+        host, colon, port = self.address.rpartition(":")
+        self.require(
+            "address",
+            bool(colon and host) and port.isdigit() and int(port) < 65536,
+            "HOST:PORT",
+        )
+        self.require(
+            "address",
+            bool(self.tls) or self.insecure or _is_loopback(host),
+            "on loopback, or with --tls FOLDER, or with --insecure",
+        )
+
+    def server_config(self) -> ServerConfig:
+        """Return the part that ServerApp and ClientApps see."""
+        return ServerConfig(**{f.name: getattr(self, f.name) for f in fields(ServerConfig)})
+
+
+def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
+    """Listen, run the ServerApp once, tell the clients, stop.
+
+    SIGINT and SIGTERM abandon the round; what was learned so far is written. A second signal
+    ends the process at once.
+
+    Parameters
+    ----------
+    config : FleetConfig
+        Settings.
+    hooks : sequence of callable
+        Called after each round.
+
+    Raises
+    ------
+    ConfigError, ClientConfigError
+        If a setting or a file is wrong, or the address cannot be had.
+    KeyboardInterrupt
+        If stopped by a signal, after everything was written and the clients were told.
+    """
+    run_config = dict(config.server_config().to_mapping())
+    credentials: grpc.ServerCredentials | None = None
+    if config.tls:
+        credentials = server_credentials(Path(config.tls))
+    if config.app:
+        server_app = load_server_app(config.app)
+    else:
+        server_app = create_app(hooks=hooks, settings=config.to_mapping())
+    grid = StreamGrid(
+        config.address,
+        run_config=run_config,
+        credentials=credentials,
+        is_denied=DenyList(config.deny_list),
+        max_message_bytes=config.max_message_mb << 20,
+    )
+    context = Context(
+        run_id=1,
+        node_id=SUPERLINK_NODE_ID,
+        node_config={},
+        state=RecordDict(),
+        run_config=run_config,
+    )
+    with grid, _stoppable():
+        host = config.address.rpartition(":")[0]
+        LOGGER.info("listening on %s:%d%s", host, grid.port, "" if credentials else ", no TLS")
+        server_app(grid, context)
+
+
+class DenyList:
+    """Names that are refused; the file is read again whenever somebody says hello.
+
+    Parameters
+    ----------
+    path : str
+        File with one name a line; empty: nobody is denied.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read at the start.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._names: set[str] = set()
+        if path:
+            try:
+                self._read()
+            except OSError as error:
+                raise ConfigError(
+                    "deny-list", path, f"a readable file ({error.strerror})"
+                ) from None
+
+    def __call__(self, name: str) -> bool:
+        """Tell whether a client must stay out."""
+        if self._path:
+            try:
+                self._read()
+            except OSError as error:  # the names that were read last still count
+                LOGGER.warning("deny-list %s: %s", self._path, error.strerror)
+        return name in self._names
+
+    def _read(self) -> None:
+        lines = Path(self._path).read_text(encoding="utf-8").splitlines()
+        self._names = {line.strip() for line in lines if line.strip()}
+
+
+def load_server_app(path: str) -> ServerApp:
+    """Return the ServerApp at ``module:attribute``; the current folder is searched first.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError("app", path, "MODULE:ATTRIBUTE")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("app", path, f"the name of a ServerApp ({error})") from None
+    if not isinstance(found, ServerApp):
+        raise ConfigError("app", path, f"a ServerApp, not a {type(found).__name__}")
+    return found
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turn the first SIGTERM or SIGINT into KeyboardInterrupt, and let a second one kill."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    saved = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in saved.items():
+            if signal.getsignal(each) is stop:
+                signal.signal(each, handler)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
