@@ -134,6 +134,25 @@ def cli(
     client.run()
 
 
+@cli.command()
+@click.option("--server", "address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
+@click.option("--name", default=socket.gethostname, show_default="host name", help="Who asks.")
+@click.option("--tls", type=click.Path(path_type=Path), help="Folder of ca.pem and this client's.")
+@click.option("--timeout-s", type=float, default=5.0, show_default=True)
+def health(address: str, name: str, tls: Path | None, timeout_s: float) -> None:
+    """Exit with 0 if the server answers that it serves, else with 1."""
+    from client.health import check_health
+
+    credentials = None
+    if tls is not None:
+        from client.credentials import channel_credentials
+
+        credentials = channel_credentials(tls, name)
+    _check_address(address, secure=True)
+    check_health(address, credentials, timeout_s)
+    click.echo("serving")
+
+
 def _check_address(address: str, *, secure: bool) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:

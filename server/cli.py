@@ -16,6 +16,8 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
+from client.credentials import channel_credentials
+from client.health import check_health
 from strategies.flower import LOGGER
 
 from .command_line import given_settings, run_command, settings_options
@@ -33,10 +35,16 @@ def entry_point() -> None:
     sys.exit(main())
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @settings_options(FleetConfig, lambda key, default: str(default))
-def cli(**flags: Any) -> None:
+@click.pass_context
+def cli(context: click.Context, /, **flags: Any) -> None:
     """Wait for flower-clients, schedule them, train, and leave the results in a run directory."""
+    if context.invoked_subcommand is not None:
+        return
     config = FleetConfig.from_mapping(given_settings(flags))
     if not config.run_dir and not config.app:
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -55,3 +63,15 @@ def cli(**flags: Any) -> None:
         numbers.pop("arms")
         console.print_json(json.dumps(numbers))
         click.echo(config.run_dir)
+
+
+@cli.command()
+@click.option("--address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
+@click.option("--tls", type=click.Path(path_type=Path), help="Folder of a client's TLS files.")
+@click.option("--name", default="", help="Name of that client.")
+@click.option("--timeout-s", type=float, default=5.0, show_default=True)
+def health(address: str, tls: Path | None, name: str, timeout_s: float) -> None:
+    """Exit with 0 if the server answers that it serves, else with 1."""
+    credentials = channel_credentials(tls, name) if tls is not None else None
+    check_health(address, credentials, timeout_s)
+    click.echo("serving")

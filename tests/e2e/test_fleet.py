@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from client.cli import main as client_main
+from server.cli import main as server_main
+
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +132,9 @@ def test_killed_client_fails_its_round_and_a_late_joiner_is_a_new_arm(fleet: Fle
     for number in range(3):
         fleet.client(port, number, 4, "--link rayleigh --distance-m 100 --compute 20")
     fleet.wait_for_rounds(3)
+    assert client_main(["health", "--server", f"127.0.0.1:{port}"]) == 0
+    assert server_main(["health", "--address", f"127.0.0.1:{port}"]) == 0
+    assert client_main(["health", "--server", "127.0.0.1:1", "--timeout-s", "2"]) == 1
     fleet.processes["dev-1"].kill()
     known = len(fleet.rounds())
     fleet.wait_for_rounds(known + 3)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 
-from simulation.cli import cli
+from client.cli import cli as client_cli
+from server.certs_cli import cli as certs_cli
+from server.cli import cli as server_cli
+from simulation.cli import cli as simulation_cli
 from strategies import POLICIES
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -19,8 +23,17 @@ def test_policy_table_is_the_registry() -> None:
     assert rows == {name: spec.summary for name, spec in POLICIES.items()}
 
 
-def test_flags_exist() -> None:
-    commands = re.findall(r"python -m simulation ([^\n#]*)", README)
+@pytest.mark.parametrize(
+    ("program", "cli"),
+    [
+        ("python -m simulation", simulation_cli),
+        ("flower-server", server_cli),
+        ("flower-client", client_cli),
+        ("flower-certs", certs_cli),
+    ],
+)
+def test_flags_exist(program: str, cli: click.Group) -> None:
+    commands = re.findall(rf"{program} ([^\n#`]*)", README)
     used = {flag for command in commands for flag in re.findall(r"--[a-z-]+", command)}
     known = {
         option
