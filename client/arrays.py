@@ -38,6 +38,16 @@ class FastArray(Array):
         fast.__dict__.update(array.__dict__)
         return fast
 
+    def deflate(self) -> bytes:
+        """Return the bytes of a plain ``Array``: they name the class (flwr 1.42).
+
+        A SuperLink refuses objects of classes that it does not know.
+        """
+        self.slice_array()  # kept with us, so that no chunk is hashed twice
+        plain = Array.__new__(Array)
+        plain.__dict__.update(self.__dict__)
+        return plain.deflate()
+
     def numpy(self) -> NDArray[Any]:
         """Return a copy that the caller may change, as Flower's does."""
         return decode_array(self).copy()

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from strategies import POLICIES, build_policy
-from strategies.flower import RoundHook, ScheduledStrategy
+from strategies.flower import (
+    LOGGER,
+    Exchange,
+    RoundHook,
+    ScheduledStrategy,
+    TimedExchange,
+    TimedGrid,
+)
 
 from .aggregation import build_aggregation
 from .config import ServerConfig
@@ -94,12 +102,15 @@ def create_app(
         evaluate = evaluator(config)
         directory = None
         if config.run_dir:
+            # On a SuperLink the ServerApp runs where the SuperLink was started.
+            LOGGER.info("results go to %s", Path(config.run_dir).resolve())
             directory = RunDirectory(Path(config.run_dir), settings or config.to_mapping())
             strategy.add_hook(directory.write_round)
         for hook in hooks:
             strategy.add_hook(hook)
         try:
-            strategy.start(grid, history.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
+            timed = grid if isinstance(grid, TimedExchange) else _StockGrid(grid, config.tau_max_s)
+            strategy.start(timed, history.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
         finally:
             summary = history.summary(
                 strategy.arms.arms,
@@ -115,6 +126,50 @@ def create_app(
             on_summary(summary)
 
     return server_app
+
+
+class _StockGrid(TimedGrid):
+    """Time Flower's own grid, and say at the start how long a client takes that does nothing.
+
+    Stock SuperNodes look for work every few seconds and start a process per message. The queries
+    that newcomers answer train nothing, so their round trips are that floor.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    tau_max_s : float
+        Deadline of a round [s]; below twice the floor it is warned about.
+    """
+
+    def __init__(self, grid: Grid, tau_max_s: float) -> None:
+        super().__init__(grid)
+        self._tau_max_s = tau_max_s
+        self._reported = False
+
+    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
+        """Send and time the messages; report on the first queries."""
+        messages = list(messages)
+        exchanges = super().exchange(messages, timeout_s)
+        queries = all(m.metadata.message_type == MessageType.QUERY for m in messages)
+        times = sorted(e.rtt_s for e in exchanges if e.rtt_s is not None)
+        if times and queries and not self._reported:
+            self._reported = True
+            floor = median(times)
+            LOGGER.info(
+                "a client that does nothing takes %.1f s (median of %d, %.1f to %.1f s)",
+                floor,
+                len(times),
+                times[0],
+                times[-1],
+            )
+            if self._tau_max_s < 2 * floor:
+                LOGGER.warning(
+                    "tau-max-s = %g is below twice that floor: measured times tell clients apart "
+                    "badly, and many will count as failed",
+                    self._tau_max_s,
+                )
+        return exchanges
 
 
 def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord]:

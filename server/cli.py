@@ -55,9 +55,15 @@ def cli(context: click.Context, /, **flags: Any) -> None:
     LOGGER.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
-        run_fleet(config)
+        if config.runtime == "superlink":
+            from .superlink import run_superlink
+
+            run_superlink(config)
+        else:
+            run_fleet(config)
     except KeyboardInterrupt:
-        console.print("stopped: the round was abandoned, the clients were told", highlight=False)
+        told = ", the clients were told" if config.runtime == "stream" else ""
+        console.print(f"stopped: the round was abandoned{told}", highlight=False)
     if config.run_dir and (summary := Path(config.run_dir) / "summary.json").exists():
         numbers = json.loads(summary.read_text())
         numbers.pop("arms")

@@ -41,10 +41,15 @@ class FleetConfig(ServerConfig):
     deny_list: str = field(
         default="", metadata={"help": "File of client names that are refused, one a line."}
     )
+    runtime: str = field(
+        default="stream",
+        metadata={"help": "stream: our own streams; superlink: Flower's SuperLink and SuperNodes."},
+    )
     max_message_mb: int = field(default=512, metadata={"help": "Largest message [MiB]."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require("runtime", self.runtime in ("stream", "superlink"), "stream or superlink")
         self.require("max_message_mb", self.max_message_mb >= 1, "at least 1")
         host, colon, port = self.address.rpartition(":")
         self.require(
@@ -105,7 +110,7 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
         state=RecordDict(),
         run_config=run_config,
     )
-    with grid, _stoppable():
+    with grid, stoppable():
         host = config.address.rpartition(":")[0]
         LOGGER.info("listening on %s:%d%s", host, grid.port, "" if credentials else ", no TLS")
         server_app(grid, context)
@@ -173,7 +178,7 @@ def load_server_app(path: str) -> ServerApp:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """Turn the first SIGTERM or SIGINT into KeyboardInterrupt, and let a second one kill."""
 
     def stop(signum: int, frame: FrameType | None) -> None:

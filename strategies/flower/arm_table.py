@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -116,9 +117,14 @@ class ArmTable:
             key = (node.public_key.hex() if node else "") or f"node-{node_id}"
             arm = self._by_key.get(key)
             if arm is None:
-                name = node.name if node and node.name else key[:16]
+                name = node.name if node and node.name else _short(key)
                 arm = Arm(len(self.arms), key, node_id, name)
                 self.arms.append(arm)
                 self._by_key[key] = arm
             arm.node_id = node_id  # a SuperNode gets a new node id at each start
             self._by_node[node_id] = arm
+
+
+def _short(key: str) -> str:
+    """Return what people can tell keys apart by; those of SuperNodes all begin alike."""
+    return key if len(key) <= 16 else hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""Power curves of wind turbines, learned on site: an ordinary Flower app."""
