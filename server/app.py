@@ -23,7 +23,7 @@ from strategies.flower import (
 from .aggregation import build_aggregation
 from .config import ServerConfig
 from .history import RunHistory
-from .run_directory import RunDirectory
+from .run_directory import RunDirectory, load_model
 
 
 def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> ScheduledStrategy:
@@ -96,7 +96,10 @@ def create_app(
         from client.task import initial_arrays
 
         config = ServerConfig.from_mapping(context.run_config)
-        history = RunHistory(initial_arrays(config.model, config.seed))
+        arrays = initial_arrays(config.model, config.seed)
+        if config.initial_model:
+            arrays = load_model(Path(config.initial_model), like=arrays)
+        history = RunHistory(arrays)
         strategy = build_strategy(config, availability=availability)
         strategy.add_hook(history.record)
         evaluate = evaluator(config)

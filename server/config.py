@@ -55,6 +55,9 @@ class ServerConfig(Settings):
     run_dir: str = field(
         default="", metadata={"help": "Folder for the results; must not exist yet."}
     )
+    initial_model: str = field(
+        default="", metadata={"help": "Model to begin with, a model.safetensors of another run."}
+    )
     model: str = field(default="logistic", metadata={"help": "logistic or cnn."})
     batch_size: int = field(default=2, metadata={"help": "Examples per minibatch."})
     learning_rate: float = field(default=0.001, metadata={"help": "Step size of local SGD."})

@@ -12,7 +12,8 @@ from typing import IO, Any, Final
 
 import safetensors.numpy
 import tomli_w
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
+from safetensors import SafetensorError
 
 from strategies import ConfigError
 from strategies.flower import LOGGER, Arm, RoundRecord
@@ -33,6 +34,35 @@ def refuse_existing(path: Path) -> None:
     """
     if path.exists():
         raise ConfigError("run-dir", str(path), "a folder that does not exist yet")
+
+
+def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
+    """Read a model that a run directory holds.
+
+    Parameters
+    ----------
+    path : Path
+        A ``model.safetensors``.
+    like : ArrayRecord
+        A model of the kind that is expected.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or holds other arrays than expected.
+    """
+    try:
+        found = safetensors.numpy.load_file(path)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            "initial-model", str(path), f"a readable safetensors file ({reason})"
+        ) from None
+    want = {key: (array.shape, array.dtype) for key, array in like.items()}
+    have = {key: (array.shape, str(array.dtype)) for key, array in found.items()}
+    if have != want:
+        raise ConfigError("initial-model", str(path), f"a model with the arrays {want}")
+    return ArrayRecord({key: Array(found[key]) for key in like})
 
 
 class RunDirectory:

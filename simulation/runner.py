@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from flwr.app import Context, RecordDict
 
 from client.partition import build_partition
 from server.app import build_strategy, create_app
+from server.run_directory import load_model
 from strategies import POLICIES, ConfigError, check_feasibility, parse_floors
 from strategies.flower import RoundHook, RoundRecord
 
@@ -71,6 +73,8 @@ class Simulation:
         partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
         self._refuse_infeasible_floors([len(indices) for indices in partition])
         arrays = initial_arrays(config.model, config.seed)
+        if config.initial_model:  # refused here, before anything is written
+            load_model(Path(config.initial_model), like=arrays)
         model_bits = 8 * sum(array.numpy().nbytes for array in arrays.values())
         self._environment = config.environment(model_bits)
 

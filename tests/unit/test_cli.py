@@ -66,6 +66,7 @@ BAD_INPUT = {
     "--distances-m 0,1,1,1,1,1,1,1,1,1": "distance",
     "--bandwidth-hz 0": "bandwidth-hz = 0.0: must be above 0",
     "--model transformer": "logistic",
+    "--initial-model missing.safetensors": "must be a readable safetensors file",
     "--learning-rate 0": "learning-rate = 0.0: must be above 0",
     "--aggregation fedadm": "did you mean fedadam",
     "--aggregation fedadam --aggregation-option etta=1": "did you mean eta",

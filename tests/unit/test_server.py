@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, MultiKrum
 from server.aggregation import AGGREGATIONS, build_aggregation
 from server.config import ServerConfig
 from server.history import RunHistory
-from server.run_directory import RunDirectory
+from server.run_directory import RunDirectory, load_model
 from strategies import ConfigError
 from strategies.flower import LOGGER, Arm, RoundRecord
 
@@ -213,3 +213,17 @@ def test_run_directory_is_never_reused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can be created"):
         RunDirectory(tmp_path / "file" / "x", {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "x"]
+
+
+def test_model_is_read_back_and_another_kind_is_refused(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "x", {})
+    directory.write_model("last", arrays(2.0))
+    directory.close()
+    path = directory.path / "model.safetensors"
+    assert load_model(path, like=arrays())["w"].numpy() == pytest.approx([2.0, 2.0])
+    other = ArrayRecord({"w": Array(np.zeros(3, dtype=np.float32))})
+    with pytest.raises(ConfigError, match="a model with the arrays"):
+        load_model(path, like=other)
+    path.write_bytes(b"garbage")
+    with pytest.raises(ConfigError, match="a readable safetensors file"):
+        load_model(path, like=arrays())
