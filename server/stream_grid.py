@@ -21,21 +21,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import grpc
-from flwr.app import ArrayRecord, Error, Message, RecordDict, UserConfig
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.app import ArrayRecord, Error, Message, UserConfig
+from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
 from flwr.common.serde_utils import metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from grpc_health.v1 import health, health_pb2_grpc
 
 from client import wire
 from client.arrays import fast_record
 from strategies import ConfigError
-from strategies.flower import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange
+from strategies.flower import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, OwnGrid
 
 LOST: Final = "connection lost"
 """Failure of a message whose client went away with it."""
@@ -112,7 +109,7 @@ class _Request:
         return self.reply is not None or self.failure is not None
 
 
-class StreamGrid(Grid):
+class StreamGrid(OwnGrid):
     """Carry messages to clients that hold a stream open, and time their answers.
 
     It implements Flower's ``Grid`` and the timing protocol
@@ -173,9 +170,9 @@ class StreamGrid(Grid):
         lost_after_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(run_id)
         self._address = address
         self._run_config = dict(run_config or {})
-        self._run = Run.create_empty(run_id)
         self._credentials = credentials
         self._is_denied = is_denied
         self._max_message_bytes = max_message_bytes
@@ -213,10 +210,7 @@ class StreamGrid(Grid):
         ConfigError
             If the address cannot be had, with key ``address``.
         """
-        # A message created by a ServerApp carries the identity of its process.
-        TaskIdentity.run_id = self._run.run_id
-        TaskIdentity.node_id = SUPERLINK_NODE_ID
-        TaskIdentity.task_id = 1
+        self._take_identity()
         started: Future[int] = Future()
         self._thread = threading.Thread(
             target=self._run_loop, args=(started,), name="stream-grid", daemon=True
@@ -317,26 +311,6 @@ class StreamGrid(Grid):
         self._somebody_came.clear()
 
     # -- Flower's grid --------------------------------------------------------------------------
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the connected clients."""

@@ -18,15 +18,12 @@ from flwr.app import (
 )
 from flwr.app.message.message import make_message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from client.arrays import fast_record
 from client.protocol import COMPUTE_S, LINK_S, TIMING
-from strategies.flower import TIMEOUT, UNDELIVERABLE, Exchange
+from strategies.flower import TIMEOUT, UNDELIVERABLE, Exchange, OwnGrid
 
 from .environment import Environment
 
@@ -34,7 +31,7 @@ _RUN_ID = 1
 _FIRST_NODE_ID = 1000  # clear of the SuperLink's own id
 
 
-class VirtualGrid(Grid):
+class VirtualGrid(OwnGrid):
     """Carry messages to ClientApps in this process; a round trip takes what the model says.
 
     Time is virtual: an exchange costs what the clients compute, not what it would take to wait.
@@ -69,7 +66,7 @@ class VirtualGrid(Grid):
         self._client_app = client_app
         self._environment = environment
         self._late = late
-        self._run = Run.create_empty(_RUN_ID)
+        super().__init__(_RUN_ID)
         self._contexts = {
             _FIRST_NODE_ID + arm: Context(
                 run_id=_RUN_ID,
@@ -88,10 +85,7 @@ class VirtualGrid(Grid):
         self._sent: ArrayRecord | None = None
         self._fast = ArrayRecord()
         self.begin_round(1)
-        # A message created by a ServerApp carries the identity of its process.
-        TaskIdentity.run_id = _RUN_ID
-        TaskIdentity.node_id = SUPERLINK_NODE_ID
-        TaskIdentity.task_id = 1
+        self._take_identity()
 
     # -- timing protocol ----------------------------------------------------------------------
 
@@ -135,26 +129,6 @@ class VirtualGrid(Grid):
         self._now_s += seconds
 
     # -- Flower's grid ------------------------------------------------------------------------
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the clients that have joined."""

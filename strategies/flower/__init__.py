@@ -1,6 +1,7 @@
 """The adapter: schedule the clients of any Flower strategy."""
 
 from .arm_table import Arm, ArmTable
+from .grid_wrapper import OwnGrid
 from .record import RoundHook, RoundRecord
 from .scheduled import ScheduledStrategy
 from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
@@ -12,6 +13,7 @@ __all__ = [
     "Arm",
     "ArmTable",
     "Exchange",
+    "OwnGrid",
     "RoundHook",
     "RoundRecord",
     "ScheduledStrategy",

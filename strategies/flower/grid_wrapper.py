@@ -1,13 +1,15 @@
-"""Grids that stand in front of another grid and change one thing about it."""
+"""What grids share: those that stand in front of another one, and those of our own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 
 
 class GridWrapper(Grid):
@@ -74,3 +76,42 @@ class SelectedNodesGrid(GridWrapper):
         """Return the selected nodes."""
         selected = set(self._node_ids)
         return [node for node in self._grid.get_nodes() if node.node_id in selected]
+
+
+class OwnGrid(Grid):
+    """What our own grids do alike: hold the run, create messages.
+
+    Parameters
+    ----------
+    run_id : int
+        Flower's run id.
+    """
+
+    def __init__(self, run_id: int) -> None:
+        self._run = Run.create_empty(run_id)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def _take_identity(self) -> None:
+        """Let the messages that a ServerApp creates carry this run."""
+        TaskIdentity.run_id = self._run.run_id
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+        TaskIdentity.task_id = 1

@@ -325,9 +325,12 @@ def said() -> Iterator[list[str]]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = LOGGER.level
+    LOGGER.setLevel(logging.INFO)
     LOGGER.addHandler(handler)  # the client's logger is below it
     yield lines
     LOGGER.removeHandler(handler)
+    LOGGER.setLevel(level)
 
 
 # --- exchanges ------------------------------------------------------------------------------------
