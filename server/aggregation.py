@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any, Final
 
 import flwr.serverapp.strategy as flower
@@ -69,16 +70,31 @@ def build_aggregation(name: str, options: str = "") -> Strategy:
         key, _, text = pair.partition("=")
         key = key.strip().replace("-", "_")
         if key not in options_of_cls:
-            known = ", ".join(options_of_cls) + did_you_mean(key, options_of_cls)
+            known = ", ".join(map(_flag, options_of_cls)) + did_you_mean(
+                _flag(key), map(_flag, options_of_cls)
+            )
             raise ConfigError("aggregation-option", pair, f"an option of {name}: {known}")
+        if key in arguments and key != "train_loss_key":
+            raise ConfigError("aggregation-option", options, f"one value for {_flag(key)}")
         try:
             arguments[key] = options_of_cls[key].annotation(text)
+            if isinstance(arguments[key], float) and not math.isfinite(arguments[key]):
+                raise ValueError
         except ValueError:
             kind = options_of_cls[key].annotation.__name__
             raise ConfigError(
-                "aggregation-option", pair, f"{key}=VALUE with a value of type {kind}"
+                "aggregation-option", pair, f"{_flag(key)}=VALUE with a value of type {kind}"
             ) from None
     for key, parameter in options_of_cls.items():
         if parameter.default is parameter.empty and key not in arguments:
-            raise ConfigError("aggregation-option", options, f"given: {name} needs {key}=VALUE")
-    return cls(**arguments)
+            raise ConfigError(
+                "aggregation-option", options, f"given: {name} needs {_flag(key)}=VALUE"
+            )
+    try:
+        return cls(**arguments)
+    except ValueError as error:  # Flower checks some ranges itself
+        raise ConfigError("aggregation-option", options, f"what {name} takes: {error}") from None
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from strategies import POLICIES, build_policy
+from strategies import POLICIES
 from strategies.flower import (
     LOGGER,
     Exchange,
@@ -41,8 +41,6 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
     ConfigError, UnknownPolicyError
         If a setting is unknown, out of range or does not fit another.
     """
-    if config.strategy not in POLICIES:
-        build_policy(config.strategy)  # raises: names the nearest policy and lists them all
     taken = POLICIES[config.strategy].parameters()
     offered: dict[str, Any] = {"beta": config.beta, "truncate": config.truncate}
     target = config.target_accuracy
@@ -115,6 +113,10 @@ def create_app(
             timed = grid if isinstance(grid, TimedExchange) else _StockGrid(grid, config.tau_max_s)
             strategy.start(timed, history.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
         finally:
+            if directory is not None:
+                directory.close()
+                # An interrupt between two hooks: what counts is what was written.
+                history.keep(directory.count_rounds())
             summary = history.summary(
                 strategy.arms.arms,
                 strategy.floors,
@@ -125,7 +127,6 @@ def create_app(
                 directory.write_arms(strategy.arms.arms, strategy.floors)
                 directory.write_summary(summary)
                 directory.write_model("last", history.arrays)
-                directory.close()
             on_summary(summary)
 
     return server_app

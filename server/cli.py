@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from strategies.flower import LOGGER
 
 from .command_line import given_settings, run_command, settings_options
 from .fleet import FleetConfig, run_fleet
+from .run_directory import default_run_dir
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,8 +47,7 @@ def cli(context: click.Context, /, **flags: Any) -> None:
         return
     config = FleetConfig.from_mapping(given_settings(flags))
     if not config.run_dir and not config.app:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        config = replace(config, run_dir=str(Path("runs") / f"{stamp}-{config.strategy}"))
+        config = replace(config, run_dir=str(default_run_dir(config.strategy)))
     console = Console(stderr=True)
     LOGGER.handlers = [RichHandler(console=console, show_path=False, markup=False)]
     LOGGER.propagate = False

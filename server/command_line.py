@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Final, TypeVar
 
 import click
@@ -12,9 +15,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from client.errors import ClientConfigError, MnistUnavailableError
-from strategies import POLICIES, SchedulingError
+from strategies import SchedulingError
 from strategies.flower import LOGGER
 
+from .config import runnable_policies
 from .settings import Settings
 
 EXIT_DONE: Final = 0
@@ -89,14 +93,31 @@ def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace("_", "-"): value for key, value in flags.items() if value is not None}
 
 
-def runnable_policies() -> list[str]:
-    """Return the policies that need nothing but what any run can give them."""
-    common = {"num_arms", "num_selected", "tau_max_s", "rng"}
-    return [
-        name
-        for name, spec in POLICIES.items()
-        if all(key in common for key, required in spec.parameters().items() if required)
-    ]
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt, and let a second one kill.
+
+    A signal that is ignored stays so: a shell's background jobs ignore SIGINT, nohup's SIGHUP.
+    """
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        for each in saved:
+            signal.signal(each, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    saved = {
+        each: signal.getsignal(each)
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(each) is not signal.SIG_IGN
+    }
+    for each in saved:
+        signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for each, handler in saved.items():
+            if signal.getsignal(each) is stop:
+                signal.signal(each, handler)
 
 
 def log_warnings_to(console: Console) -> None:

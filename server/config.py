@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+from strategies import POLICIES, did_you_mean, parse_floors
 
 from .settings import Settings
+
+_LONGEST_WAIT_S: Final = 7 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,28 @@ class ServerConfig(Settings):
     def __post_init__(self) -> None:
         for name in ("num_selected", "rounds", "eval_every", "batch_size", "local_steps"):
             self.require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("client_eval_every", "min_clients", "seed", "wait_s"):
+        for name in ("client_eval_every", "min_clients"):
             self.require(name, getattr(self, name) >= 0, "0 or more")
+        self.require("seed", 0 <= self.seed < 2**63, "0 or more, and below 2^63")
+        self.require("wait_s", 0 <= self.wait_s <= _LONGEST_WAIT_S, "0 to 604800, a week")
         for name in ("tau_max_s", "learning_rate"):
             self.require(name, getattr(self, name) > 0, "above 0")
         for name in ("beta", "target_accuracy"):
             self.require(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")
+        runnable = runnable_policies()
+        self.require(
+            "strategy",
+            self.strategy in runnable,
+            "one of " + ", ".join(runnable) + did_you_mean(self.strategy, runnable),
+        )
+        parse_floors(self.fairness)
+
+
+def runnable_policies() -> list[str]:
+    """Return the policies that need nothing but what any run can give them."""
+    common = {"num_arms", "num_selected", "tau_max_s", "rng"}
+    return [
+        name
+        for name, spec in POLICIES.items()
+        if all(key in common for key, required in spec.parameters().items() if required)
+    ]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import FrameType
 
 import grpc
 from flwr.app import Context, RecordDict
@@ -22,6 +19,7 @@ from strategies import ConfigError
 from strategies.flower import LOGGER, RoundHook
 
 from .app import create_app
+from .command_line import stoppable
 from .config import ServerConfig
 from .stream_grid import StreamGrid
 
@@ -175,24 +173,6 @@ def load_server_app(path: str) -> ServerApp:
     if not isinstance(found, ServerApp):
         raise ConfigError("app", path, f"a ServerApp, not a {type(found).__name__}")
     return found
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Turn the first SIGTERM or SIGINT into KeyboardInterrupt, and let a second one kill."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    saved = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in saved.items():
-            if signal.getsignal(each) is stop:
-                signal.signal(each, handler)
 
 
 def _is_loopback(host: str) -> bool:

@@ -40,6 +40,10 @@ class RunHistory:
         self.records.append(record)
         self.arrays = arrays
 
+    def keep(self, num_rounds: int) -> None:
+        """Forget the rounds after the first ``num_rounds``."""
+        del self.records[num_rounds:]
+
     @property
     def evaluated(self) -> list[RoundRecord]:
         """The rounds after which the model was evaluated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,15 @@ _MAX_LISTED_ARMS: Final = 200
 """Above this many arms the availability is not listed by arm."""
 
 
+def default_run_dir(what: str) -> Path:
+    """Return a new name below ``runs``: the time, what runs, and a token.
+
+    Two runs that start in the same second get two names.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{stamp}-{what}-{secrets.token_hex(2)}"
+
+
 def refuse_existing(path: Path) -> None:
     """Refuse a run directory that exists already.
 
@@ -32,7 +42,13 @@ def refuse_existing(path: Path) -> None:
     ConfigError
         If it does: results are never overwritten or mixed.
     """
-    if path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, for one
+        raise ConfigError(
+            "run-dir", str(path), f"a folder that can be created ({error.strerror})"
+        ) from None
+    if exists:
         raise ConfigError("run-dir", str(path), "a folder that does not exist yet")
 
 
@@ -158,8 +174,13 @@ class RunDirectory:
         folder.mkdir(exist_ok=True)
         return folder / name
 
+    def count_rounds(self) -> int:
+        """Return how many rounds ``rounds.jsonl`` holds."""
+        with (self.path / "rounds.jsonl").open("rb") as lines:
+            return sum(1 for _ in lines)
+
     def close(self) -> None:
-        """Close the open files."""
+        """Close the open files; what is written as a whole can still be written."""
         self._rounds.close()
         LOGGER.removeHandler(self._log)
         self._log.close()

@@ -34,8 +34,9 @@ from strategies import ConfigError
 from strategies.flower import LOGGER
 
 from .app import build_strategy
+from .command_line import stoppable
 from .config import ServerConfig
-from .fleet import FleetConfig, stoppable
+from .fleet import FleetConfig
 from .run_directory import refuse_existing
 
 __all__ = ["SuperLink", "SuperLinkError", "run_superlink", "supernode_command", "write_app"]

@@ -2,6 +2,11 @@
 
 import sys
 
-from .cli import main
+try:
+    from .cli import main
 
-sys.exit(main())
+    code = main()
+except KeyboardInterrupt:  # while the imports, which take seconds, were under way
+    print("error: interrupted", file=sys.stderr)
+    code = 130
+sys.exit(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from server.command_line import given_settings, log_warnings_to, run_command, settings_options
-from server.run_directory import refuse_existing
+from server.command_line import (
+    given_settings,
+    log_warnings_to,
+    run_command,
+    settings_options,
+    stoppable,
+)
+from server.run_directory import default_run_dir, refuse_existing
 
 from .config import SCENARIOS, SimulationConfig
 from .progress import RunProgress
@@ -57,7 +62,7 @@ def cli(context: click.Context, /, as_json: bool, **flags: Any) -> None:
             raise click.UsageError(f"--{misplaced[0]} belongs behind {context.invoked_subcommand}")
         return
     config = _resolve(flags)
-    run_dir = Path(config.run_dir or _default_run_dir(config.strategy))
+    run_dir = Path(config.run_dir or default_run_dir(config.strategy))
     _run([replace(config, run_dir=str(run_dir))], run_dir, as_json)
 
 
@@ -76,7 +81,7 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
         raise click.UsageError("--strategies must name at least one policy")
     if len(set(names)) != len(names):
         raise click.UsageError("--strategies names a policy twice")
-    base = Path(config.run_dir or _default_run_dir("compare"))
+    base = Path(config.run_dir or default_run_dir("compare"))
     configs = [replace(config, strategy=name, run_dir=str(base / name)) for name in names]
     _run(configs, base, as_json)
 
@@ -86,16 +91,6 @@ def _resolve(flags: dict[str, Any]) -> SimulationConfig:
     given = given_settings(flags)
     preset = SCENARIOS.get(given.get("scenario", SimulationConfig.scenario), {})
     return SimulationConfig.from_mapping({**preset, **given})
-
-
-def _default_run_dir(what: str) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = Path("runs") / f"{stamp}-{what}"
-    number = 2
-    while path.exists():
-        path = path.with_name(f"{stamp}-{what}-{number}")
-        number += 1
-    return path
 
 
 def _run(configs: list[SimulationConfig], folder: Path, as_json: bool) -> None:
@@ -109,7 +104,8 @@ def _run(configs: list[SimulationConfig], folder: Path, as_json: bool) -> None:
         simulations = [Simulation(config) for config in configs]
     results = []
     for simulation in simulations:
-        with RunProgress(errors, simulation.config.strategy, simulation.config.rounds) as progress:
+        progress = RunProgress(errors, simulation.config.strategy, simulation.config.rounds)
+        with stoppable(), progress:
             results.append(simulation.run([progress.update]))
 
     from .figures import draw_figures

@@ -110,6 +110,21 @@ class SimulationConfig(ServerConfig):
             self.num_selected <= self.num_clients,
             f"at most num-clients = {self.num_clients}",
         )
+        self.require(
+            "min_clients",
+            self.min_clients <= self.num_clients,
+            f"at most num-clients = {self.num_clients}",
+        )
+        for name in ("tx_power_dbm", "noise_dbm"):
+            self.require(name, abs(getattr(self, name)) <= 300, "between -300 and 300 dBm")
+        for name in ("path_loss_intercept_db", "path_loss_slope_db"):
+            self.require(name, abs(getattr(self, name)) <= 1000, "between -1000 and 1000 dB")
+        if self.distances_m:
+            self.require(
+                "distances_m",
+                all(d > 0 for d in self._numbers("distances_m", count=self.num_clients)),
+                "distances above 0",
+            )
         self.require("late", self.late in ("abandon", "busy"), "abandon or busy")
         self.require("samples_per_round", self.samples_per_round >= 0, "0 or more")
         for name in ("cell_radius_m", "bandwidth_hz", "base_rate"):
@@ -186,7 +201,7 @@ class SimulationConfig(ServerConfig):
 
     def _numbers(self, name: str, count: int | None = None) -> list[float]:
         text = str(getattr(self, name))
-        allowed = "numbers separated by commas" if count is None else f"{count} of them"
+        allowed = "numbers separated by commas" if count != 1 else "a number"
         try:
             values = [float(part) for part in text.split(",")]
         except ValueError:
@@ -219,4 +234,6 @@ class SimulationConfig(ServerConfig):
             )
             self.require(name, width == 2 or event[-1] > 0, f"{allowed}, with FACTOR above 0")
             events.append(event)
+        clients = [event[0] for event in events]
+        self.require(name, len(set(clients)) == len(clients), f"{allowed}, each client once")
         return events

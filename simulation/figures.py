@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from .runner import SimulationResult
 
+_MAX_TICKS = 20
+_STYLES = ("-", "--", "-.", ":", (0, (5, 1)))
+"""Line styles in turn: curves that coincide stay visible."""
 _MAX_BARS = 60
 """Above this many clients the bars would be a grey mass: the slowest are shown."""
 
@@ -47,12 +51,12 @@ def draw_figures(results: Sequence[SimulationResult], folder: Path) -> list[Path
 
 def _accuracy(results: Sequence[SimulationResult]) -> Figure:
     figure, (by_round, by_time) = _axes(2)
-    for result in results:
+    for result, style in zip(results, cycle(_STYLES), strict=False):
         evaluated = [r for r in result.records if r.accuracy is not None]
         accuracy = [r.accuracy or 0.0 for r in evaluated]
         label = result.config.strategy
-        by_round.plot([r.round for r in evaluated], accuracy, label=label)
-        by_time.plot([r.time_s for r in evaluated], accuracy, label=label)
+        by_round.plot([r.round for r in evaluated], accuracy, label=label, linestyle=style)
+        by_time.plot([r.time_s for r in evaluated], accuracy, label=label, linestyle=style)
     target = results[0].config.target_accuracy
     for axes in (by_round, by_time):
         if target:
@@ -60,7 +64,7 @@ def _accuracy(results: Sequence[SimulationResult]) -> Figure:
         axes.set_ylabel("test accuracy")
         axes.grid(alpha=0.3)
     by_round.set_xlabel("round")
-    by_time.set_xlabel("wall-clock time [s]")
+    by_time.set_xlabel("virtual wall-clock time [s]")
     by_round.legend()
     figure.suptitle("What training costs: rounds, and time")
     return figure
@@ -68,12 +72,13 @@ def _accuracy(results: Sequence[SimulationResult]) -> Figure:
 
 def _time(results: Sequence[SimulationResult]) -> Figure:
     figure, (total, per_round) = _axes(2)
-    for result in results:
+    for result, style in zip(results, cycle(_STYLES), strict=False):
         rounds = [r.round for r in result.records]
-        total.plot(rounds, [r.time_s for r in result.records], label=result.config.strategy)
+        label = result.config.strategy
+        total.plot(rounds, [r.time_s for r in result.records], label=label, linestyle=style)
         lengths = np.sort([r.round_s for r in result.records])
         exceeded = 1 - np.arange(len(lengths)) / max(len(lengths), 1)
-        per_round.step(lengths, exceeded, label=result.config.strategy)
+        per_round.step(lengths, exceeded, label=label, linestyle=style)
     total.set_xlabel("round")
     total.set_ylabel("time so far [s]")
     total.legend()
@@ -100,13 +105,14 @@ def _clients(result: SimulationResult) -> Figure:
     if any(arm["floor"] for arm in arms):
         floors = [arm["floor"] for arm in arms]
         shares.hlines(floors, places - 0.5, places + 0.5, color="black", label="floor")
-    shares.legend()
+    figure.legend(*shares.get_legend_handles_labels(), loc="outside upper left")
     shares.set_ylabel("share of rounds")
     times.bar(places, [arm["mean_rtt_s"] or 0.0 for arm in arms], color="tab:orange")
     times.set_ylabel("mean round-trip time [s]")
     for axes in (shares, times):
         axes.set_xlabel("client")
-        axes.set_xticks(places, names, rotation=90 if len(arms) > 20 else 0)
+        step = -(-len(arms) // _MAX_TICKS)
+        axes.set_xticks(places[::step], names[::step])
         axes.grid(axis="y", alpha=0.3)
     figure.suptitle(title)
     return figure

@@ -67,7 +67,7 @@ class Simulation:
         build_strategy(config)  # refuses bad settings before any work is done
         torch.set_num_threads(1)  # small batches: threads cost more than they bring
         # Flower logs several lines a round, which costs as much time as the round itself.
-        logging.getLogger("flwr").setLevel(logging.WARNING)
+        logging.getLogger("flwr").setLevel(logging.ERROR)
         self.config = config
         labels = load_mnist(config.data_dir or None).train_labels.numpy()
         partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
@@ -129,4 +129,5 @@ class Simulation:
         )
         if not feasibility.feasible:
             names = [f"client-{arm + 1}" for arm in range(config.num_clients)]
-            raise ConfigError("fairness", config.fairness, feasibility.message(names))
+            allowed = f"floors that can be kept: {feasibility.message(names)}"
+            raise ConfigError("fairness", config.fairness, allowed)

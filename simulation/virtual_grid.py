@@ -136,7 +136,10 @@ class VirtualGrid(OwnGrid):
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the clients that have joined."""
-        return [NodeInfo(node_id=node_id) for node_id in self._joined]
+        return [
+            NodeInfo(node_id=node, name=str(self._contexts[node].node_config.get("name", "")))
+            for node in self._joined
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Let the clients work; their replies can be pulled once virtual time has come so far."""
@@ -186,7 +189,7 @@ class VirtualGrid(OwnGrid):
             return Exchange(node_id, None, None, UNDELIVERABLE)
         compute_s, link_s = self._time_of(message, node_id - _FIRST_NODE_ID)
         rtt_s = compute_s + link_s
-        if node_id in self._failed:
+        if node_id in self._failed and rtt_s > 0:  # not a query, which costs nothing
             return Exchange(node_id, None, None, TIMEOUT)
         if rtt_s >= timeout_s:
             if self._late == "busy":

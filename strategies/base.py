@@ -302,10 +302,10 @@ class SchedulingPolicy(ABC):
         self._check_context(selection.context)
         self._check_mask("selection.mask", selection.mask)
         self._check_mask("outcome.completed", outcome.completed)
-        if outcome.round_trip_time_s.shape != self.shape:
+        self._check_array("outcome.round_trip_time_s", outcome.round_trip_time_s)
+        if outcome.round_trip_time_s.dtype.kind not in "iuf":
             raise ArrayError(
-                f"outcome.round_trip_time_s has shape {outcome.round_trip_time_s.shape}, "
-                f"must be {self.shape}"
+                f"outcome.round_trip_time_s is {outcome.round_trip_time_s.dtype}, must be numbers"
             )
         arms = selection.positions
         tau_s = np.where(
@@ -444,6 +444,8 @@ class SchedulingPolicy(ABC):
         return array
 
     def _check_context(self, context: RoundContext) -> None:
+        if not isinstance(context.round, Integral):
+            raise RoundOrderError(f"round {context.round!r} is no whole number")
         if context.round <= self._last_round:
             raise RoundOrderError(
                 f"round {context.round} comes after round {self._last_round} was told"
@@ -453,7 +455,12 @@ class SchedulingPolicy(ABC):
             self._check_mask("context.member", context.member)
 
     def _check_mask(self, name: str, mask: BoolArray) -> None:
-        if mask.shape != self.shape or mask.dtype != np.bool_:
-            raise ArrayError(
-                f"{name} is {mask.dtype} of shape {mask.shape}, must be bool of shape {self.shape}"
-            )
+        self._check_array(name, mask)
+        if mask.dtype != np.bool_:
+            raise ArrayError(f"{name} is {mask.dtype}, must be bool")
+
+    def _check_array(self, name: str, array: object) -> None:
+        if not isinstance(array, np.ndarray):
+            raise ArrayError(f"{name} is a {type(array).__name__}, must be a numpy array")
+        if array.shape != self.shape:
+            raise ArrayError(f"{name} has shape {array.shape}, must be {self.shape}")

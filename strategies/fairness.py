@@ -320,7 +320,7 @@ def check_feasibility(
         exact=exact,
         arms=tuple(int(arm) for arm in np.sort(arms)),
         asked=asked,
-        served=asked - excess,
+        served=max(0.0, round(asked - excess, 12)),
     )
 
 

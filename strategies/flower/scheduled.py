@@ -166,6 +166,8 @@ class ScheduledStrategy(Strategy):
         stop_when: Callable[[RoundRecord], bool] | None = None,
         **policy_params: Any,
     ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise ConfigError("strategy", strategy, "a Flower strategy of flwr.serverapp.strategy")
         self._num_selected = num_selected
         self._tau_max_s = tau_max_s
         self._policy_name = policy
@@ -196,6 +198,7 @@ class ScheduledStrategy(Strategy):
         self.arms = ArmTable()
         self._policy: SchedulingPolicy | None = None
         self._open_round: int | None = None
+        self._floor_warning = ""
         self._logged: set[tuple[int, str]] = set()
 
     @property
@@ -288,6 +291,10 @@ class ScheduledStrategy(Strategy):
         first. ``evaluate_fn`` is called before the first round, every ``eval_every`` rounds and
         after the last.
         """
+        if self._policy is not None:
+            raise SchedulingError(
+                "start() runs once, its policy has learned: build a new ScheduledStrategy"
+            )
         self.summary()
         timed = grid if isinstance(grid, TimedExchange) else TimedGrid(grid)
         run = _Run(
@@ -405,8 +412,10 @@ class ScheduledStrategy(Strategy):
         names = [arm.name for arm in self.arms.arms]
         floors = np.minimum(floors, _LARGEST_FLOOR)
         feasibility = check_feasibility(floors, self._num_selected, self._availability)
-        if not feasibility.feasible:
-            LOGGER.warning("%s", feasibility.message(names))
+        message = feasibility.message(names)
+        if not feasibility.feasible and message != self._floor_warning:
+            self._floor_warning = message
+            LOGGER.warning("%s", message)
         policy.min_participation = floors
 
     # -- one round ----------------------------------------------------------------------------
@@ -601,7 +610,8 @@ def _cast(arrays: ArrayRecord, specs: Mapping[str, ArraySpec], *, fixed: bool) -
 
 def _metric(metrics: MetricRecord | None, key: str) -> float | None:
     value = metrics.get(key) if metrics is not None else None
-    return float(value) if isinstance(value, int | float) else None
+    # A diverged model has no loss that could be written down.
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _at_least(key: str, value: int, minimum: int) -> int:

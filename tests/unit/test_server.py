@@ -71,7 +71,7 @@ def test_settings_know_their_keys_and_go_there_and_back() -> None:
         ("tau-max-s", float("nan"), "tau-max-s = nan: must be a finite number"),
         ("truncate", 1, "truncate = 1: must be true or false"),
         ("strategy", 7, "strategy = 7: must be a text"),
-        ("wait-s", -1.0, r"wait-s = -1.0: must be 0 or more"),
+        ("wait-s", -1.0, "must be 0 to 604800, a week"),
     ],
 )
 def test_wrong_settings_are_refused_by_key(key: str, value: object, message: str) -> None:
@@ -89,7 +89,7 @@ def test_every_aggregation_can_be_built(name: str) -> None:
 
 
 def test_option_that_has_no_default_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="qfedavg needs client_learning_rate=VALUE"):
+    with pytest.raises(ConfigError, match="qfedavg needs client-learning-rate=VALUE"):
         build_aggregation("qfedavg")
 
 
