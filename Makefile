@@ -23,6 +23,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
 	$(BIN)/python benchmarks/bench_study.py
 	$(BIN)/python benchmarks/bench_simulation.py
+	$(BIN)/python benchmarks/bench_stream.py
+	$(BIN)/python benchmarks/bench_superlink.py
 
 clean:
 	rm -rf $(VENV)

@@ -95,16 +95,16 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 def test_fleet_learns_measures_and_keeps_floors(fleet: Fleet) -> None:
     distances_m = [60, 120, 180, 480]
     port = fleet.server(
-        "--strategy cs-ucb-q --beta 0.1 --num-selected 2 --min-clients 4 --rounds 80 --run-dir run "
-        "--fairness equal:0.2 --local-steps 10 --learning-rate 0.01 --eval-every 80 --tau-max-s 2"
+        "--strategy cs-ucb-q --beta 0.1 --num-selected 2 --min-clients 4 --rounds 50 --run-dir run "
+        "--fairness equal:0.2 --local-steps 10 --learning-rate 0.01 --eval-every 50 --tau-max-s 2"
     )
     for number, distance_m in enumerate(distances_m):
         fleet.client(port, number, 4, f"--link rayleigh --distance-m {distance_m} --compute 2000")
     assert fleet.processes["server"].wait(timeout=150) == 0, fleet.log("server")
 
     summary = json.loads((fleet.folder / "run" / "summary.json").read_text())
-    assert summary["rounds"] == 80
-    assert summary["accuracy"] > 0.7
+    assert summary["rounds"] == 50
+    assert summary["accuracy"] > 0.65
     assert {arm["num_examples"] for arm in summary["arms"]} == {15000}
     assert all(arm["share"] >= 0.18 for arm in summary["arms"]), summary["arms"]
     by_name = {arm["name"]: arm for arm in summary["arms"]}
