@@ -106,6 +106,9 @@ def cli(
 
     EmulatedDevice.from_node_config(node_config)  # refuses a wrong link or rate before connecting
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    flower = logging.getLogger("flwr")  # its own handler would say everything a second time
+    flower.handlers.clear()
+    flower.propagate = True
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
     from client.stream import StreamClient

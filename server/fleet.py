@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import grpc
-from flwr.app import Context, RecordDict
+from flwr.app import Context, RecordDict, UserConfig
+from flwr.common.config import flatten_dict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import ServerApp
 
@@ -86,12 +88,13 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
     KeyboardInterrupt
         If stopped by a signal, after everything was written and the clients were told.
     """
-    run_config = dict(config.server_config().to_mapping())
+    run_config: UserConfig = dict(config.server_config().to_mapping())
     credentials: grpc.ServerCredentials | None = None
     if config.tls:
         credentials = server_credentials(Path(config.tls))
     if config.app:
         server_app = load_server_app(config.app)
+        run_config = app_config(Path())
     else:
         server_app = create_app(hooks=hooks, settings=config.to_mapping())
     grid = StreamGrid(
@@ -151,6 +154,31 @@ class DenyList:
     def _read(self) -> None:
         lines = Path(self._path).read_text(encoding="utf-8").splitlines()
         self._names = {line.strip() for line in lines if line.strip()}
+
+
+def app_config(folder: Path) -> UserConfig:
+    """Return the run configuration of the Flower app in a folder, as ``flwr run`` would.
+
+    Returns
+    -------
+    dict
+        ``[tool.flwr.app.config]`` of its ``pyproject.toml``, nested keys joined by dots; empty
+        where there is none.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or a value is no number, truth value or text.
+    """
+    file = folder / "pyproject.toml"
+    if not file.exists():
+        return {}
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        config = flatten_dict(found.get("tool", {}).get("flwr", {}).get("app", {}).get("config"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("app", str(file), f"a Flower app's settings ({error})") from None
+    return config
 
 
 def load_server_app(path: str) -> ServerApp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,17 @@ def test_tls_fleet_takes_only_its_own(fleet: Fleet) -> None:
     assert summary["failures"] == 0
     for name in ("dev-1", "dev-2"):
         assert "still trying" in fleet.log(name)
+
+
+def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
+    shutil.copytree(ROOT / "examples" / "foreign-app", fleet.folder, dirs_exist_ok=True)
+    port = fleet.server("--app wind.server_app:app")
+    for number in range(3):
+        fleet.client(port, number, 3, "--app wind.client_app:app")
+    assert fleet.processes["server"].wait(timeout=90) == 0, fleet.log("server")
+    losses = [float(x) for x in re.findall(r"round \d+: loss ([0-9.]+)", fleet.log("server"))]
+    assert len(losses) == 11  # before the first round, and after each of the ten
+    assert losses[-1] < 0.2 * losses[0]
 
 
 @pytest.mark.parametrize(

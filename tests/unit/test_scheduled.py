@@ -683,3 +683,25 @@ def test_waits_for_clients_within_the_bound() -> None:
     _, (record,), _, _ = run(FedAvg(), [], grid=grid, num_selected=2, wait_s=60.0)
     assert waited == [1.0, 2.0]
     assert len(record.selected) == 2
+
+
+def test_client_that_crashes_fast_is_selected_less_and_less_down_to_its_floor() -> None:
+    # It answers first of all, with an error; a clock alone would take it for the fastest client.
+    clients: list[Client] = [erring, *[reply] * 5]
+    _, records, _, scheduled = run(
+        FedAvg(),
+        clients,
+        rounds=1200,
+        policy="cs-ucb-q",
+        num_selected=2,
+        min_clients=6,
+        tau_max_s=1.0,
+        fairness="equal:0.1",
+        beta=0.05,
+        truncate=False,
+    )
+    picks = np.array([0 in record.selected for record in records])
+    early, late = picks[:30].mean(), picks[-300:].mean()
+    assert late < 0.6 * early
+    assert late == pytest.approx(0.1, abs=0.03)
+    assert scheduled.policy.mean_reward[0] == 0.0
