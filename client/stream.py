@@ -210,19 +210,21 @@ class StreamClient:
         finally:
             with self._lock:
                 self._loop = self._stopping = None
-            if self._stream is not None:
-                await self._stream.say_goodbye()
-            for task in (serving, stopping, *self._tasks):
-                task.cancel()
-            await asyncio.gather(serving, stopping, *self._tasks, return_exceptions=True)
-            if self._own_worker:
-                self._worker.end()
+            try:
+                if self._stream is not None:
+                    await self._stream.say_goodbye()
+            finally:
+                for task in (serving, stopping, *self._tasks):
+                    task.cancel()
+                await asyncio.gather(serving, stopping, *self._tasks, return_exceptions=True)
+                if self._own_worker:
+                    self._worker.end()
 
     # -- connection, on the event loop ----------------------------------------------------------
 
     async def _connect_for_ever(self) -> None:
         backoff_s = _FIRST_BACKOFF_S
-        while True:
+        while not _is_cancelled():  # gRPC may turn the one CancelledError into an error of its own
             begin_s = time.monotonic()
             try:
                 await self._converse()
@@ -483,6 +485,10 @@ class _Stream:
                 await self._call.code()  # the server ends the call
         except (TimeoutError, *_BROKEN) as error:
             LOGGER.debug("no farewell: %r", error)
+        except asyncio.CancelledError:
+            # gRPC says so too when the call was cancelled, here because the server left first.
+            if _is_cancelled():
+                raise
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -502,6 +508,12 @@ def _reply_frame(message_id: str, reply: Message) -> bytes:
 def _error_frame(message: Message, reason: str) -> bytes:
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
     return _reply_frame(message.metadata.message_id, Message(error, reply_to=message))
+
+
+def _is_cancelled() -> bool:
+    """Tell whether the running task was asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _describe(error: BaseException) -> str:

@@ -42,7 +42,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import client.stream
 import server.stream_grid
 from client import wire
-from client.stream import ConnectionRefused, StreamClient, VersionMismatch, Worker
+from client.stream import ConnectionRefused, StreamClient, VersionMismatch, Worker, _Stream
 from server.stream_grid import LOST, UNREADABLE, StreamGrid, node_id_of
 from strategies import ConfigError
 from strategies.flower import (
@@ -1060,3 +1060,34 @@ def test_many_clients_share_an_event_loop_and_a_worker(fleet: Fleet) -> None:
     assert not thread.is_alive()
     assert threads == {"shared"}
     worker.end()
+
+
+# --- what gRPC makes of a cancellation ------------------------------------------------------------
+
+
+def test_farewell_to_a_call_that_is_cancelled_already_is_no_error() -> None:
+    class Cancelled:
+        async def write(self, piece: bytes) -> None:
+            raise asyncio.CancelledError  # as gRPC does when the call was cancelled on this side
+
+    asyncio.run(_Stream(Cancelled(), 1 << 20).say_goodbye())
+
+
+def test_client_stops_though_its_cancellation_becomes_an_error_of_grpc() -> None:
+    client = StreamClient("127.0.0.1:1", "a", make_app())
+    conversing = threading.Event()
+
+    async def converse() -> None:
+        try:
+            conversing.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise OSError("the call is broken") from None
+
+    client._converse = converse  # type: ignore[method-assign]
+    thread = threading.Thread(target=client.run, daemon=True)
+    thread.start()
+    assert conversing.wait(PATIENCE_S)
+    client.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
