@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,7 +22,7 @@ _UPLOAD: Final = 3
 _AVAILABLE: Final = 4
 _FAILED: Final = 5
 
-_VALUES_PER_BLOCK: Final = 2**15  # the arrays of a block fit the cache
+_VALUES_PER_BLOCK: Final = 2**16  # the arrays of a block fit the cache
 _MAX_ROUNDS_PER_BLOCK: Final = 256
 
 
@@ -182,8 +184,8 @@ class Environment:
         )
         compute_s = self._compute.draw_compute_s(rng(_COMPUTE), self.num_arms, shape)
         upload_s = link.draw_transfer_at_snr_s(rng(_UPLOAD), link.upload_bits, self._snr, shape)
-        available = _bernoulli(rng(_AVAILABLE), self._availability, shape)
-        failed = _bernoulli(rng(_FAILED), self._failure, shape)
+        available = _bernoulli(partial(rng, _AVAILABLE), self._availability, shape)
+        failed = _bernoulli(partial(rng, _FAILED), self._failure, shape)
 
         first = index * self._rounds_per_block + 1
         rounds = np.arange(first, first + self._rounds_per_block)
@@ -235,8 +237,8 @@ def _numbers(key: str, value: ArrayLike) -> FloatArray:
 
 
 def _bernoulli(
-    rng: np.random.Generator, probability: FloatArray, shape: tuple[int, ...]
+    make_rng: Callable[[], np.random.Generator], probability: FloatArray, shape: tuple[int, ...]
 ) -> BoolArray:
     if (probability == probability[0]).all() and probability[0] in (0.0, 1.0):
         return np.full(shape, probability[0] == 1.0)  # the usual case, without a draw
-    return np.asarray(rng.random(shape) < probability)
+    return np.asarray(make_rng().random(shape) < probability)
