@@ -79,7 +79,8 @@ def test_bad_input_exits_2_with_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_interrupt_ends_cleanly_with_what_was_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupt_ends_cleanly_with_what_was_done(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [*COMMAND, "--rounds", "100000", "--target-accuracy", "0", "--run-dir", "run"],
         cwd=tmp_path,
@@ -95,7 +96,7 @@ def test_interrupt_ends_cleanly_with_what_was_done(tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline, "no rounds after a minute"
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from server.run_directory import default_run_dir
 from simulation.cli import main
 
 pytestmark = pytest.mark.usefixtures("mnist")
@@ -185,3 +186,28 @@ def test_compare_uses_the_same_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(both) > 20
     assert all(draws[0][key] == draws[1][key] for key in both)
     assert (tmp_path / "cmp" / "figures" / "accuracy.png").exists()
+
+
+def test_diverged_run_ends_with_files_that_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = "--learning-rate 1e38 --model cnn --rounds 3 --eval-every 1 --run-dir run --json"
+    assert main(arguments.split()) == 0
+    summary = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # no NaN in JSON
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert summary["rounds"] == len(lines) == 3
+
+
+def test_clients_that_never_answer_cost_their_rounds_and_keep_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--failure-probability", "1", "--rounds", "5", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["time_s"] == 5 * 5.0
+    assert summary["failures"] == 20
+    assert [arm["name"] for arm in summary["arms"]] == [f"client-{k}" for k in range(1, 11)]
+
+
+def test_default_run_directories_of_one_second_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.run_directory.time.strftime", lambda form: "now")
+    assert len({default_run_dir("x") for _ in range(5)}) > 1

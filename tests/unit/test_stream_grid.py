@@ -1066,11 +1066,15 @@ def test_many_clients_share_an_event_loop_and_a_worker(fleet: Fleet) -> None:
 
 
 def test_farewell_to_a_call_that_is_cancelled_already_is_no_error() -> None:
+    tried: list[bytes] = []
+
     class Cancelled:
         async def write(self, piece: bytes) -> None:
+            tried.append(piece)
             raise asyncio.CancelledError  # as gRPC does when the call was cancelled on this side
 
     asyncio.run(_Stream(Cancelled(), 1 << 20).say_goodbye())
+    assert len(tried) == 1
 
 
 def test_client_stops_though_its_cancellation_becomes_an_error_of_grpc() -> None:
