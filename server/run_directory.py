@@ -168,12 +168,6 @@ class RunDirectory:
         """Write ``summary.json``."""
         self._write("summary.json", json.dumps(dict(summary), indent=1) + "\n")
 
-    def figure_path(self, name: str) -> Path:
-        """Return where to put a figure, e.g. ``figures/accuracy.png``."""
-        folder = self.path / "figures"
-        folder.mkdir(exist_ok=True)
-        return folder / name
-
     def count_rounds(self) -> int:
         """Return how many rounds ``rounds.jsonl`` holds."""
         with (self.path / "rounds.jsonl").open("rb") as lines:

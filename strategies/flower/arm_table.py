@@ -95,11 +95,6 @@ class ArmTable:
         """How many arms can be selected now."""
         return len(self._available)
 
-    @property
-    def num_members(self) -> int:
-        """How many arms belong to the fleet at present."""
-        return len(self._members)
-
     def unqueried(self) -> list[Arm]:
         """Return the available arms that were not yet asked for name and size."""
         return [self.arms[i] for i in self._available if not self.arms[i].queried]
