@@ -144,15 +144,19 @@ def cli(
 @click.option("--timeout-s", type=float, default=5.0, show_default=True)
 def health(address: str, name: str, tls: Path | None, timeout_s: float) -> None:
     """Exit with 0 if the server answers that it serves, else with 1."""
+    import grpc
+
     from client.health import check_health
 
-    credentials = None
-    if tls is not None:
+    _check_address(address, secure=True)
+    if tls is None:
+        channel = grpc.insecure_channel(address)
+    else:
         from client.credentials import channel_credentials
 
-        credentials = channel_credentials(tls, name)
-    _check_address(address, secure=True)
-    check_health(address, credentials, timeout_s)
+        channel = grpc.secure_channel(address, channel_credentials(tls, name))
+    with channel:
+        check_health(channel, address, timeout_s)
     click.echo("serving")
 
 

@@ -7,20 +7,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client.errors import ClientConfigError
 
-__all__ = ["check_health"]
+__all__ = ["check_health", "check_timeout", "no_answer"]
 
 
-def check_health(
-    address: str, credentials: grpc.ChannelCredentials | None, timeout_s: float
-) -> None:
-    """Return if the server at an address answers that it serves.
+def check_health(channel: grpc.Channel, address: str, timeout_s: float) -> None:
+    """Return if the server at the other end of a channel answers that it serves.
 
     Parameters
     ----------
+    channel : grpc.Channel
+        To the server.
     address : str
-        ``host:port``.
-    credentials : grpc.ChannelCredentials, optional
-        TLS; without it the question is asked in the clear.
+        Its ``host:port``, for what is said if it does not answer.
     timeout_s : float
         Longest wait for the answer [s].
 
@@ -29,20 +27,30 @@ def check_health(
     ConnectionError
         If it does not answer in time, or does not serve.
     """
-    if not timeout_s > 0:
-        raise ClientConfigError(f"timeout-s = {timeout_s}: must be above 0")
-    channel = (
-        grpc.insecure_channel(address)
-        if credentials is None
-        else grpc.secure_channel(address, credentials)
-    )
-    with channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=timeout_s
-            )
-        except grpc.RpcError as error:
-            reason = error.details() if isinstance(error, grpc.Call) else str(error)
-            raise ConnectionError(f"no flower-server answers at {address}: {reason}") from None
+    check_timeout(timeout_s)
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=timeout_s
+        )
+    except grpc.RpcError as error:
+        raise no_answer(address, error) from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise ConnectionError(f"the server at {address} is not serving")
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Refuse a wait that is none.
+
+    Raises
+    ------
+    ClientConfigError
+        If it is not above 0.
+    """
+    if not timeout_s > 0:
+        raise ClientConfigError(f"timeout-s = {timeout_s}: must be above 0")
+
+
+def no_answer(address: str, error: grpc.RpcError) -> ConnectionError:
+    """Return what to raise when a server did not answer a question."""
+    reason = error.details() if isinstance(error, grpc.Call) else str(error)
+    return ConnectionError(f"no flower-server answers at {address}: {reason}")

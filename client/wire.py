@@ -34,9 +34,11 @@ PROTOCOL_VERSION: Final = 1
 SERVICE: Final = "flower.scheduling.Fleet"
 """Name of the gRPC service."""
 CONNECT: Final = "Connect"
-"""Name of its one method, a bidirectional stream of frames."""
+"""Name of its method for clients, a bidirectional stream of frames."""
 METHOD: Final = f"/{SERVICE}/{CONNECT}"
 """Full name of that method."""
+STATUS: Final = "Status"
+"""Name of its method for operators: anything in, the server's state as JSON out."""
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 512 * 2**20
 """Largest frame by default [bytes]."""

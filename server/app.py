@@ -66,6 +66,7 @@ def create_app(
     hooks: Sequence[RoundHook] = (),
     settings: Mapping[str, Any] | None = None,
     availability: float = 1.0,
+    on_strategy: Callable[[ScheduledStrategy], None] = lambda strategy: None,
     on_summary: Callable[[dict[str, Any]], None] = lambda summary: None,
 ) -> ServerApp:
     """Create the ServerApp.
@@ -78,6 +79,8 @@ def create_app(
         What ``config.toml`` records; by default the run configuration.
     availability : float
         Expected share of rounds in which a client is available.
+    on_strategy : callable
+        Takes the strategy before it starts.
     on_summary : callable
         Takes the run in numbers, also if it was interrupted.
 
@@ -109,6 +112,7 @@ def create_app(
             strategy.add_hook(directory.write_round)
         for hook in hooks:
             strategy.add_hook(hook)
+        on_strategy(strategy)
         try:
             timed = grid if isinstance(grid, TimedExchange) else _StockGrid(grid, config.tau_max_s)
             strategy.start(timed, history.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)

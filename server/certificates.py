@@ -25,6 +25,9 @@ _SKEW: Final = datetime.timedelta(hours=1)
 """Devices whose clock is a little slow must accept a certificate made just now."""
 _CLIENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
+_SERVER_USAGES: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+"""Of the server's certificate: its operator asks for health and status with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CertificateFolder:
@@ -75,7 +78,7 @@ class CertificateFolder:
     def issue_server(self, hosts: Sequence[str]) -> None:
         """Make the server's certificate, or a new one in its place."""
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-        self._issue("server", "server", ExtendedKeyUsageOID.SERVER_AUTH, names)
+        self._issue("server", "server", _SERVER_USAGES, names)
 
     def issue_client(self, name: str) -> Path:
         """Make a client's certificate, or a new one in its place; return its file.
@@ -90,13 +93,13 @@ class CertificateFolder:
                 "name", name, "1 to 64 letters, digits, '.', '-' or '_', beginning with one of them"
             )
         names = x509.SubjectAlternativeName([x509.DNSName(name)])
-        return self._issue(f"clients/{name}", name, ExtendedKeyUsageOID.CLIENT_AUTH, names)
+        return self._issue(f"clients/{name}", name, [ExtendedKeyUsageOID.CLIENT_AUTH], names)
 
     def renew(self) -> list[str]:
         """Make new certificates for the server and every client; return their names."""
         server = load_certificate(self.path / "server.pem")
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        self._issue("server", "server", ExtendedKeyUsageOID.SERVER_AUTH, names)
+        self._issue("server", "server", _SERVER_USAGES, names)
         clients = sorted(path.stem for path in (self.path / "clients").glob("*.pem"))
         for client in clients:
             self.issue_client(client)
@@ -106,7 +109,7 @@ class CertificateFolder:
         self,
         file: str,
         name: str,
-        usage: x509.ObjectIdentifier,
+        usages: Sequence[x509.ObjectIdentifier],
         names: x509.SubjectAlternativeName,
     ) -> Path:
         authority = load_certificate(self.path / "ca.pem")
@@ -114,7 +117,7 @@ class CertificateFolder:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), authority.subject, key.public_key(), LEAF_DAYS)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), False)
         builder = builder.add_extension(names, False)
         builder = builder.add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False

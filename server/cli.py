@@ -15,13 +15,14 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from client.credentials import channel_credentials
 from client.health import check_health
 from strategies.flower import LOGGER
 
 from .command_line import given_settings, run_command, settings_options
 from .fleet import FleetConfig, run_fleet
+from .operator_channel import operator_channel, read_status
 from .run_directory import default_run_dir
+from .status import status_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,13 +71,32 @@ def cli(context: click.Context, /, **flags: Any) -> None:
         click.echo(config.run_dir)
 
 
+_address = click.option("--address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
+_tls = click.option("--tls", type=click.Path(path_type=Path), help="Folder of the server's files.")
+_timeout_s = click.option("--timeout-s", type=float, default=5.0, show_default=True)
+
+
 @cli.command()
-@click.option("--address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
-@click.option("--tls", type=click.Path(path_type=Path), help="Folder of a client's TLS files.")
-@click.option("--name", default="", help="Name of that client.")
-@click.option("--timeout-s", type=float, default=5.0, show_default=True)
-def health(address: str, tls: Path | None, name: str, timeout_s: float) -> None:
+@_address
+@_tls
+@_timeout_s
+def health(address: str, tls: Path | None, timeout_s: float) -> None:
     """Exit with 0 if the server answers that it serves, else with 1."""
-    credentials = channel_credentials(tls, name) if tls is not None else None
-    check_health(address, credentials, timeout_s)
+    with operator_channel(address, tls) as channel:
+        check_health(channel, address, timeout_s)
     click.echo("serving")
+
+
+@cli.command()
+@_address
+@_tls
+@_timeout_s
+@click.option("--json", "as_json", is_flag=True, help="All of it, for scripts.")
+def status(address: str, tls: Path | None, timeout_s: float, as_json: bool) -> None:
+    """Show who is connected, who is slow, who is owed rounds, and who fails."""
+    with operator_channel(address, tls) as channel:
+        answer = read_status(channel, address, timeout_s)
+    if as_json:
+        click.echo(json.dumps(answer))
+    else:
+        Console().print(status_table(answer))

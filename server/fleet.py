@@ -7,7 +7,9 @@ import ipaddress
 import sys
 import tomllib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -23,6 +25,7 @@ from strategies.flower import LOGGER, RoundHook
 from .app import create_app
 from .command_line import stoppable
 from .config import ServerConfig
+from .status import RunStatus
 from .stream_grid import StreamGrid
 
 
@@ -38,6 +41,9 @@ class FleetConfig(ServerConfig):
     app: str = field(
         default="", metadata={"help": "Another ServerApp, MODULE:ATTRIBUTE, on our streams."}
     )
+    metrics: str = field(
+        default="", metadata={"help": "Where Prometheus finds /metrics, HOST:PORT (default: off)."}
+    )
     deny_list: str = field(
         default="", metadata={"help": "File of client names that are refused, one a line."}
     )
@@ -51,14 +57,16 @@ class FleetConfig(ServerConfig):
         super().__post_init__()
         self.require("runtime", self.runtime in ("stream", "superlink"), "stream or superlink")
         self.require("max_message_mb", self.max_message_mb >= 1, "at least 1")
-        host, colon, port = self.address.rpartition(":")
+        self._require_address("address")
+        if self.metrics:
+            self._require_address("metrics")
+
+    def _require_address(self, name: str) -> None:
+        host, colon, port = str(getattr(self, name)).rpartition(":")
+        valid = bool(colon and host) and port.isdigit() and int(port) < 65536
+        self.require(name, valid, "HOST:PORT")
         self.require(
-            "address",
-            bool(colon and host) and port.isdigit() and int(port) < 65536,
-            "HOST:PORT",
-        )
-        self.require(
-            "address",
+            name,
             bool(self.tls) or self.insecure or _is_loopback(host),
             "on loopback, or with --tls FOLDER, or with --insecure",
         )
@@ -92,16 +100,18 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
     credentials: grpc.ServerCredentials | None = None
     if config.tls:
         credentials = server_credentials(Path(config.tls))
+    status = RunStatus(None if config.app else config.rounds)
     if config.app:
         server_app = load_server_app(config.app)
         run_config = app_config(Path())
     else:
-        server_app = create_app(hooks=hooks, settings=config.to_mapping())
+        server_app = create_app(hooks=hooks, settings=config.to_mapping(), on_strategy=status.watch)
     grid = StreamGrid(
         config.address,
         run_config=run_config,
         credentials=credentials,
         is_denied=DenyList(config.deny_list),
+        status=status.snapshot,
         max_message_bytes=config.max_message_mb << 20,
     )
     context = Context(
@@ -111,9 +121,20 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
         state=RecordDict(),
         run_config=run_config,
     )
-    with grid, stoppable():
+    with ExitStack() as stack:
+        stack.enter_context(grid)
         host = config.address.rpartition(":")[0]
         LOGGER.info("listening on %s:%d%s", host, grid.port, "" if credentials else ", no TLS")
+        if config.metrics:
+            from .metrics import metrics_server  # only who wants it waits for its imports
+
+            tls = Path(config.tls) if config.tls else None
+            metrics = stack.enter_context(
+                metrics_server(config.metrics, partial(status.snapshot, grid), tls)
+            )
+            host = config.metrics.rpartition(":")[0]
+            LOGGER.info("metrics at http%s://%s:%d/metrics", "s" if tls else "", host, metrics.port)
+        stack.enter_context(stoppable())
         server_app(grid, context)
 
 

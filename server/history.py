@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from flwr.app import ArrayRecord
 
-from strategies.flower import Arm, RoundRecord
+from strategies.flower import Arm, RoundRecord, failure_kind
 
 _SUGGESTED_QUANTILE: Final = 0.99
 _SUGGESTED_FACTOR: Final = 1.5
@@ -76,7 +76,7 @@ class RunHistory:
                     rtts[arm].append(rtt)
                 elif reason is not None:
                     failures[arm] += 1
-                    reasons[reason.partition(":")[0]] += 1
+                    reasons[failure_kind(reason)] += 1
         num_rounds = len(self.records)
         evaluated = self.evaluated
         target = self.reached(target_accuracy) if target_accuracy else None

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import json
 import math
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import grpc
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ArrayRecord, Error, Message, UserConfig
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
@@ -133,6 +136,10 @@ class StreamGrid(OwnGrid):
         TLS; without it the streams are in the clear and names unproven.
     is_denied : callable, optional
         Tells whether a client of this name must stay out; asked whenever one says hello.
+    status : callable, optional
+        Takes this grid, returns what the ``Status`` method answers, ready for JSON; called in a
+        thread. With TLS only whoever has a server's certificate is answered: it tells of every
+        client.
     max_message_bytes : int
         Largest frame [bytes].
     keepalive_s : float
@@ -165,6 +172,7 @@ class StreamGrid(OwnGrid):
         run_id: int = 1,
         credentials: grpc.ServerCredentials | None = None,
         is_denied: Callable[[str], bool] = lambda name: False,
+        status: Callable[[StreamGrid], Mapping[str, Any]] = lambda grid: {},
         max_message_bytes: int = wire.DEFAULT_MAX_MESSAGE_BYTES,
         keepalive_s: float = wire.DEFAULT_KEEPALIVE_S,
         lost_after_s: float = 15.0,
@@ -175,6 +183,7 @@ class StreamGrid(OwnGrid):
         self._run_config = dict(run_config or {})
         self._credentials = credentials
         self._is_denied = is_denied
+        self._status = status
         self._max_message_bytes = max_message_bytes
         self._keepalive_s = keepalive_s
         self._lost_after_s = lost_after_s
@@ -493,9 +502,12 @@ class StreamGrid(OwnGrid):
         self._stop = asyncio.Event()
         server = grpc.aio.server(options=wire.server_options(self._keepalive_s))
         # No serialisers: what is exchanged are bytes, and no generated code is needed.
-        connect = grpc.stream_stream_rpc_method_handler(self._serve_client)
+        methods = {
+            wire.CONNECT: grpc.stream_stream_rpc_method_handler(self._serve_client),
+            wire.STATUS: grpc.unary_unary_rpc_method_handler(self._serve_status),
+        }
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.CONNECT: connect}),)
+            (grpc.method_handlers_generic_handler(wire.SERVICE, methods),)
         )
         health_service = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -540,6 +552,15 @@ class StreamGrid(OwnGrid):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             LOGGER.debug("write failed: %r", error)
+
+    async def _serve_status(self, _: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        if self._credentials is not None and not _is_server(context):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, "only the server's certificate may ask"
+            )
+        # In a thread: a table of a thousand arms must not delay the stamping of arrivals.
+        status = await asyncio.to_thread(self._status, self)
+        return json.dumps(status, allow_nan=False).encode()
 
     async def _serve_client(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Handle one stream from hello to end."""
@@ -745,6 +766,19 @@ def _certified_names(context: grpc.aio.ServicerContext) -> set[str]:
     properties = context.auth_context()
     fields = ("x509_common_name", "x509_subject_alternative_name")
     return {name.decode() for key in fields for name in properties.get(key, ())}
+
+
+def _is_server(context: grpc.aio.ServicerContext) -> bool:
+    """Tell whether the caller's certificate is one that servers have."""
+    for pem in context.auth_context().get("x509_pem_cert", ()):
+        try:
+            certificate = x509.load_pem_x509_certificate(pem)
+            usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except (ValueError, x509.ExtensionNotFound):
+            continue
+        if ExtendedKeyUsageOID.SERVER_AUTH in usage:
+            return True
+    return False
 
 
 def _read(request: _Request) -> tuple[Message | None, str | None]:

@@ -500,6 +500,10 @@ def _refuse_unsupported(config: FleetConfig) -> None:
         raise ConfigError(
             "app", config.app, "left out on the SuperLink runtime: use `flwr run` in its folder"
         )
+    if config.metrics:
+        raise ConfigError(
+            "metrics", config.metrics, "left out on the SuperLink runtime: see its own log"
+        )
     if config.deny_list:
         raise ConfigError(
             "deny-list",

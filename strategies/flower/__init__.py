@@ -2,7 +2,7 @@
 
 from .arm_table import Arm, ArmTable
 from .grid_wrapper import OwnGrid
-from .record import RoundHook, RoundRecord
+from .record import RoundHook, RoundRecord, failure_kind
 from .scheduled import ScheduledStrategy
 from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
 
@@ -19,4 +19,5 @@ __all__ = [
     "ScheduledStrategy",
     "TimedExchange",
     "TimedGrid",
+    "failure_kind",
 ]

@@ -35,7 +35,7 @@ class RoundRecord:
     completed : list of bool
         Whether a usable update came in time, per selected.
     reason : list of str or None
-        Why not, per selected.
+        Why not, per selected: ``kind`` or ``kind: details`` (see :func:`failure_kind`).
     compute_s, link_s : list of float or None
         Local update and emulated link time [s] as the client reports them, per selected.
     stepped : bool
@@ -66,3 +66,8 @@ class RoundRecord:
 
 RoundHook = Callable[[RoundRecord, ArrayRecord], None]
 """Called after each round with its record and the current model."""
+
+
+def failure_kind(reason: str) -> str:
+    """Return what failures of this reason are counted by: ``kind`` of ``kind: details``."""
+    return reason.partition(":")[0]

@@ -20,8 +20,34 @@ Signature: TypeAlias = tuple[str, str, frozenset[str]]
 """ArrayRecord's name, MetricRecord's name, metric keys: equal in all replies, or Flower stops."""
 
 
+CLIENT_ERROR = "client error"
+"""Failure of a client whose app raised."""
+WRONG_RECORDS = "wrong records"
+"""Failure of a reply that has other records than one of arrays and one of metrics."""
+WRONG_ARRAYS = "wrong arrays"
+"""Failure of a reply whose arrays have other keys, shapes or dtypes than the model's."""
+NOT_FINITE = "not finite"
+"""Failure of a reply with infinities or NaN."""
+BAD_WEIGHT = "bad weight"
+"""Failure of a reply without a positive number of examples."""
+OTHER_NAMES = "other names"
+"""Failure of a reply whose record or metric names differ from the other clients'."""
+
+
 class InvalidReplyError(Exception):
-    """A reply must not be used; the text says why."""
+    """A reply must not be used; the text is ``kind: details``.
+
+    Parameters
+    ----------
+    kind : str
+        One of the constants above: what failures are counted and logged by. It must not hold what
+        a client says, or a hostile one could make ever new kinds.
+    details : str
+        What exactly.
+    """
+
+    def __init__(self, kind: str, details: str) -> None:
+        super().__init__(f"{kind}: {details}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +113,18 @@ class ReplyChecker:
         """
         if message.has_error():
             reason = (message.error.reason or "").strip().splitlines()
-            raise InvalidReplyError(
-                f"client error {message.error.code}" + (f": {reason[-1][:200]}" if reason else "")
-            )
+            text = reason[-1][:200] if reason else "no reason given"
+            raise InvalidReplyError(CLIENT_ERROR, f"code {message.error.code}, {text}")
         arrays_name, arrays = _only(message, ArrayRecord)
         metrics_name, metrics = _only(message, MetricRecord)
         self._check_arrays(arrays, expected)
         for key, value in metrics.items():
             if not all(math.isfinite(v) for v in (value if isinstance(value, list) else [value])):
-                raise InvalidReplyError(f"metric {key!r} is not finite")
+                raise InvalidReplyError(NOT_FINITE, f"metric {key!r}")
         weight = metrics.get(self._weighted_by_key)
         if isinstance(weight, list) or weight is None or weight <= 0:
             raise InvalidReplyError(
-                f"metric {self._weighted_by_key!r} is {weight!r}, not a number above 0"
+                BAD_WEIGHT, f"metric {self._weighted_by_key!r} is {weight!r}, not a number above 0"
             )
         signature = (arrays_name, metrics_name, frozenset(metrics))
         return Update(message, metrics, float(weight), signature)
@@ -119,21 +144,27 @@ class ReplyChecker:
 
     def _check_arrays(self, arrays: ArrayRecord, expected: Mapping[str, ArraySpec]) -> None:
         if arrays.keys() != expected.keys():
-            raise InvalidReplyError(f"array keys {sorted(arrays)} instead of {sorted(expected)}")
+            raise InvalidReplyError(
+                WRONG_ARRAYS, f"keys {sorted(arrays)} instead of {sorted(expected)}"
+            )
         for key, array in arrays.items():
             try:
                 view = decode_array(array)
             except ValueError as error:
-                raise InvalidReplyError(f"array {key!r} cannot be read: {error}") from None
+                raise InvalidReplyError(WRONG_ARRAYS, f"{key!r} cannot be read: {error}") from None
             if not self._fixed_shapes:
                 continue
             want = expected[key]
             if view.shape != want.shape:
-                raise InvalidReplyError(f"array {key!r} has shape {view.shape}, not {want.shape}")
+                raise InvalidReplyError(
+                    WRONG_ARRAYS, f"{key!r} has shape {view.shape}, not {want.shape}"
+                )
             if not np.can_cast(view.dtype, want.dtype, "same_kind"):
-                raise InvalidReplyError(f"array {key!r} has dtype {view.dtype}, not {want.dtype}")
+                raise InvalidReplyError(
+                    WRONG_ARRAYS, f"{key!r} has dtype {view.dtype}, not {want.dtype}"
+                )
             if view.dtype.kind in "fc" and not np.isfinite(view).all():
-                raise InvalidReplyError(f"array {key!r} is not finite")
+                raise InvalidReplyError(NOT_FINITE, f"array {key!r}")
 
 
 def client_timing(message: Message) -> tuple[float | None, float | None]:
@@ -153,5 +184,7 @@ def _seconds(value: object) -> float | None:
 def _only(message: Message, kind: type[_T]) -> tuple[str, _T]:
     found = [(name, record) for name, record in message.content.items() if isinstance(record, kind)]
     if len(found) != 1:
-        raise InvalidReplyError(f"{len(found)} {kind.__name__}s instead of exactly one")
+        raise InvalidReplyError(
+            WRONG_RECORDS, f"{len(found)} {kind.__name__}s instead of exactly one"
+        )
     return found[0]

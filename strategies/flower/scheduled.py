@@ -44,8 +44,15 @@ from ..fairness import FloorRule, check_feasibility, parse_floors
 from ..registry import POLICIES, build_policy
 from .arm_table import Arm, ArmTable
 from .grid_wrapper import SelectedNodesGrid
-from .record import RoundHook, RoundRecord
-from .replies import ArraySpec, InvalidReplyError, ReplyChecker, Update, client_timing
+from .record import RoundHook, RoundRecord, failure_kind
+from .replies import (
+    OTHER_NAMES,
+    ArraySpec,
+    InvalidReplyError,
+    ReplyChecker,
+    Update,
+    client_timing,
+)
 from .timed_grid import LOGGER, TIMEOUT, Exchange, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
 
@@ -54,6 +61,8 @@ _SAY_AGAIN_S = 10.0
 _MIN_TTL_S = 60.0
 _LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
 """A floor is below 1; a rule may ask for more when a client holds most of the data."""
+_MAX_REASON_LENGTH = 300
+"""What a client says of itself goes to log and record, but not at any length."""
 _REPORTS = {"local_accuracy": LOCAL_ACCURACY}
 """What a policy needs (``PolicySpec.needs``) and the metric in which clients report it."""
 
@@ -213,6 +222,12 @@ class ScheduledStrategy(Strategy):
         """Least share of rounds of each arm; ``None`` for a policy without floors."""
         floors = getattr(self._policy, "min_participation", None)
         return None if floors is None else [float(floor) for floor in floors]
+
+    @property
+    def queues(self) -> list[float] | None:
+        """Virtual queue of each arm [rounds owed]; ``None`` for a policy without queues."""
+        queues = getattr(self._policy, "virtual_queue", None)
+        return None if queues is None else [float(queue) for queue in queues]
 
     def add_hook(self, hook: RoundHook) -> None:
         """Call ``hook`` after each round, after those that are there."""
@@ -493,11 +508,12 @@ class ScheduledStrategy(Strategy):
         signature = self._checker.agree(updates.values())
         for arm in list(updates):
             if updates[arm].signature != signature:
-                reason[arm] = "record or metric names differ from the other clients'"
+                reason[arm] = f"{OTHER_NAMES}: record or metric names unlike the other clients'"
                 del updates[arm]
         for arm, why in reason.items():
-            kind = (arm, (why or "").partition(":")[0])
-            if why is not None and kind not in self._logged:
+            if why is not None:
+                reason[arm] = why = why[:_MAX_REASON_LENGTH]
+            if why is not None and (kind := (arm, failure_kind(why))) not in self._logged:
                 self._logged.add(kind)
                 # A missed deadline is ordinary on a fading link.
                 level = logging.INFO if why == TIMEOUT else logging.WARNING

@@ -7,17 +7,21 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import grpc
 import pytest
 
 from client.cli import main as client_main
+from client.credentials import channel_credentials
 from server.cli import main as server_main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
@@ -166,7 +170,70 @@ def test_killed_client_fails_its_round_and_a_late_joiner_is_a_new_arm(fleet: Fle
     assert fleet.processes["dev-0"].wait(timeout=10) == 0
 
 
-def test_tls_fleet_takes_only_its_own(fleet: Fleet) -> None:
+def test_status_metrics_and_a_client_that_opts_out(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = fleet.server(
+        "--strategy cs-ucb-q --num-selected 1 --min-clients 2 --rounds 100000 --run-dir run "
+        "--metrics 127.0.0.1:0 --eval-every 100000"
+    )
+    for number in range(2):
+        fleet.client(port, number, 2, "--link rayleigh --distance-m 100")
+    fleet.wait_for_rounds(5)
+
+    def status() -> dict[str, Any]:
+        assert server_main(["status", "--address", f"127.0.0.1:{port}", "--json"]) == 0
+        told: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return told
+
+    def wait_for_opted_out(count: int) -> None:
+        deadline = time.monotonic() + 10
+        while status()["opted_out"] != count:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    told = status()
+    assert told["connected"] == 2
+    assert told["rounds"] == 100000
+    arms = {arm["name"]: arm for arm in told["arms"]}
+    assert sorted(arms) == ["dev-0", "dev-1"]
+    assert sum(arm["selections"] for arm in arms.values()) == told["round"] >= 5
+    assert all(0 < arm["mean_rtt_s"] < 5 for arm in arms.values() if arm["completed"])
+    assert all(arm["floor"] == 0.25 and arm["queue"] >= 0 for arm in arms.values())
+
+    found = re.search(r"metrics at (http://127\.0\.0\.1:\d+/metrics)", fleet.log("server"))
+    assert found is not None
+    with urllib.request.urlopen(found[1]) as answer:
+        text = answer.read().decode()
+    assert 'flower_scheduling_clients{state="connected"} 2.0' in text
+    assert 'flower_scheduling_client_selections_total{client="dev-1"}' in text
+
+    fleet.processes["dev-1"].send_signal(signal.SIGUSR1)
+    wait_for_opted_out(1)
+    fleet.wait_for_rounds(len(fleet.rounds()) + 2)  # one may have begun before
+    (arm,) = (arm["index"] for arm in status()["arms"] if arm["opted_out"])
+    begin = len(fleet.rounds())
+    fleet.wait_for_rounds(begin + 5)
+    without = fleet.rounds()[begin:]
+    assert all(r["available"] == [1 - arm] and r["selected"] == [1 - arm] for r in without)
+    assert all(r["completed"] == [True] for r in without)
+    fleet.processes["dev-1"].send_signal(signal.SIGUSR1)
+    wait_for_opted_out(0)
+    begin = len(fleet.rounds())
+    deadline = time.monotonic() + 30
+    while not any(r["selected"] == [arm] for r in fleet.rounds()[begin:]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert server_main(["status", "--address", f"127.0.0.1:{port}"]) == 0
+    assert "2 connected" in capsys.readouterr().out
+    fleet.processes["server"].send_signal(signal.SIGINT)
+    assert fleet.processes["server"].wait(timeout=10) == 0
+    assert server_main(["status", "--address", f"127.0.0.1:{port}", "--timeout-s", "1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: no flower-server answers at 127.0.0.1:{port}")
+
+
+def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     from server.certificates import CertificateFolder
 
     certs = CertificateFolder(fleet.folder / "certs")
@@ -177,8 +244,33 @@ def test_tls_fleet_takes_only_its_own(fleet: Fleet) -> None:
     stranger.issue_client("dev-1")
     port = fleet.server(
         "--tls certs --strategy random --num-selected 1 --min-clients 1 --rounds 5 --run-dir run "
-        "--eval-every 5"
+        "--eval-every 5 --metrics 127.0.0.1:0"
     )
+    # Health and status answer who has the server's files; a client's do for its own health.
+    ask = f"--address 127.0.0.1:{port} --tls {fleet.folder / 'certs'}"
+    assert server_main(["health", *ask.split()]) == 0
+    assert server_main(["status", "--json", *ask.split()]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["connected"] == 0
+    assert server_main(["status", "--address", f"127.0.0.1:{port}", "--timeout-s", "2"]) == 1
+    server = f"--server 127.0.0.1:{port} --name dev-0 --tls {fleet.folder / 'certs'}"
+    assert client_main(["health", *server.split()]) == 0
+    with (
+        grpc.secure_channel(
+            f"127.0.0.1:{port}", channel_credentials(fleet.folder / "certs", "dev-0")
+        ) as channel,
+        pytest.raises(grpc.RpcError, match="only the server's certificate may ask"),
+    ):
+        channel.unary_unary("/flower.scheduling.Fleet/Status")(b"", timeout=10)
+    found = re.search(r"metrics at (https://127\.0\.0\.1:\d+/metrics)", fleet.log("server"))
+    assert found is not None
+    tls = ssl.create_default_context(cafile=fleet.folder / "certs" / "ca.pem")
+    with pytest.raises(OSError):  # noqa: PT011  # refused in the handshake, or just after it
+        urllib.request.urlopen(found[1], context=tls)
+    tls.load_cert_chain(
+        fleet.folder / "certs" / "server.pem", fleet.folder / "certs" / "server.key"
+    )
+    with urllib.request.urlopen(found[1], context=tls) as answer:
+        assert b"flower_scheduling_clients" in answer.read()
     fleet.client(port, 1, 2, "--tls other")  # another authority's: refused in the handshake
     fleet.client(port, 2, 3)  # no certificate at all
     fleet.client(port, 0, 2, "--tls certs")
@@ -208,6 +300,11 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         ("server.cli", "--address nowhere", "HOST:PORT"),
         ("server.cli", "--tls missing", "No such file"),
         ("server.cli", "--deny-list missing", "deny-list"),
+        ("server.cli", "--metrics 9095", "HOST:PORT"),
+        ("server.cli", "--metrics 0.0.0.0:9095", "or with --insecure"),
+        ("server.cli", "--metrics 127.0.0.1:9095 --runtime superlink", "left out"),
+        ("server.cli", "status --tls missing", "No such file"),
+        ("server.cli", "status --timeout-s 0", "above 0"),
         ("server.cli", "--app nothing:here", "No module named 'nothing'"),
         ("server.cli", "--num-selected 0", "at least 1"),
         ("client.cli", "--server 10.1.2.3:9092 --partition-id 0 --num-partitions 1", "--insecure"),

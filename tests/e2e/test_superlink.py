@@ -10,12 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
+from client.emulation import EmulatedDevice
 from client.mnist import MnistData
 from server.certificates import CertificateFolder
 from server.superlink import SuperLink, SuperLinkError, supernode_command
@@ -24,6 +27,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
 ROOT = Path(__file__).parents[2]
 NUM_NODES = 3
+EMULATION = {"link": "rayleigh", "distance-m": 480, "compute": "0.5"}
+"""What ``--node-config`` says of the first node: a link, and half an example a second."""
 
 
 def free_port() -> int:
@@ -39,10 +44,18 @@ class SuperNodes:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, superlink: str, number: int, of: int, ca: Path | None = None) -> None:
+    def start(
+        self,
+        superlink: str,
+        number: int,
+        of: int,
+        ca: Path | None = None,
+        emulation: Mapping[str, int | str] = MappingProxyType({}),
+    ) -> None:
+        node_config = {"partition-id": number, "num-partitions": of, "name": f"node-{number}"}
         command = supernode_command(
             superlink,
-            node_config={"partition-id": number, "num-partitions": of, "name": f"node-{number}"},
+            node_config={**node_config, **emulation},
             port=free_port(),
             root_certificates=ca,
         )
@@ -81,7 +94,7 @@ class SuperNodes:
                 process.wait()
 
 
-def rows(file: Path) -> list[dict[str, object]]:
+def rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -97,7 +110,8 @@ def superlink(
         try:
             with SuperLink(folder / "state", "127.0.0.1:0") as link:
                 for number in range(NUM_NODES):
-                    nodes.start(link.address, number, NUM_NODES)
+                    emulation = EMULATION if number == 0 else {}
+                    nodes.start(link.address, number, NUM_NODES, emulation=emulation)
                 yield link, nodes
         finally:
             nodes.end()
@@ -142,6 +156,31 @@ def test_our_app_runs_under_plain_flwr_run(
     # The floor is measured and said; it is seconds, of which our deadline is a multiple.
     (floor,) = re.findall(r"a client that does nothing takes (\d+\.\d) s \(median of 3", log)
     assert 0.3 < float(floor) < 30
+    # The first node stands for a device with a link and a processor of its own, drawn by its name
+    # and the round, as with our own client.
+    device = EmulatedDevice.from_node_config({"name": "node-0", **EMULATION})
+    assert device is not None
+    told = {
+        r["round"]: (r["link_s"][i], r["compute_s"][i], r["rtt_s"][i])
+        for r in rounds
+        for i, arm in enumerate(r["selected"])
+        if arms[arm]["name"] == "node-0"
+    }
+    assert told, "node-0 was selected in one of two rounds"
+    for number, (link_s, compute_s, rtt_s) in told.items():
+        rng = device.rng(number)
+        expected_s = device.link_s(rng, 1.0) + device.link_s(rng.spawn(1)[0], 1.0)
+        assert link_s == pytest.approx(expected_s)
+        # Two examples in the minibatch; a fresh process on a busy machine may take longer still.
+        assert 3.99 < compute_s < 30
+        assert rtt_s > link_s + compute_s
+    others = [
+        link_s
+        for r in rounds
+        for arm, link_s in zip(r["selected"], r["link_s"], strict=True)
+        if arms[arm]["name"] != "node-0"
+    ]
+    assert not any(others), "no link is emulated where none is configured"
     print("round trips [s]:", [r["rtt_s"] for r in rounds], "floor", floor)
 
 

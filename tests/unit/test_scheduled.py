@@ -276,7 +276,7 @@ def test_short_round_of_one_reply(name: str) -> None:
     weight, (record,), grid, scheduled = run(WRAPPED[name](), clients)
     assert record.completed == [False, False, True, False, False]
     assert record.reason[0] == TIMEOUT
-    assert record.reason[3] == "client error 2: RuntimeError: out of memory"
+    assert record.reason[3] == "client error: code 2, RuntimeError: out of memory"
     assert grid.now_s >= TAU_MAX_S
     expected = step_of(name, [3.0], [10])
     if expected is None:
@@ -325,50 +325,50 @@ def other(message: Message) -> ArrayRecord:
 
 
 HOSTILE: dict[str, tuple[Client, str]] = {
-    "nan": (nan_update, "array 'weight' is not finite"),
-    "infinity": (lambda m: reply(m, math.inf), "array 'weight' is not finite"),
+    "nan": (nan_update, "not finite: array 'weight'"),
+    "infinity": (lambda m: reply(m, math.inf), "not finite: array 'weight'"),
     "wrong shape": (
         lambda m: reply(m, arrays={"weight": np.ones((3, 2), "f4"), "bias": np.ones(2, "f4")}),
-        "array 'weight' has shape (3, 2), not (2, 3)",
+        "wrong arrays: 'weight' has shape (3, 2), not (2, 3)",
     ),
     "wrong dtype": (
         lambda m: reply(m, arrays={"weight": np.ones((2, 3), "c8"), "bias": np.ones(2, "f4")}),
-        "array 'weight' has dtype complex64, not float32",
+        "wrong arrays: 'weight' has dtype complex64, not float32",
     ),
     "missing array": (
         lambda m: reply(m, arrays={"weight": np.ones((2, 3), "f4")}),
-        "array keys ['weight'] instead of ['bias', 'weight']",
+        "wrong arrays: keys ['weight'] instead of ['bias', 'weight']",
     ),
     "second ArrayRecord": (
         lambda m: reply(m, records={"more": other(m)}),
-        "2 ArrayRecords instead of exactly one",
+        "wrong records: 2 ArrayRecords instead of exactly one",
     ),
     "no ArrayRecord": (
         lambda m: Message(RecordDict({"metrics": MetricRecord({NUM_EXAMPLES: 1})}), reply_to=m),
-        "0 ArrayRecords instead of exactly one",
+        "wrong records: 0 ArrayRecords instead of exactly one",
     ),
     "other metric keys": (
         lambda m: reply(m, metrics={"surprise": 1.0}),
-        "record or metric names differ from the other clients'",
+        "other names: record or metric names unlike the other clients'",
     ),
     "no weight": (
         lambda m: Message(
             RecordDict({"arrays": reply(m).content["arrays"], "metrics": MetricRecord({"a": 1})}),
             reply_to=m,
         ),
-        "metric 'num-examples' is None, not a number above 0",
+        "bad weight: metric 'num-examples' is None, not a number above 0",
     ),
     "zero weight": (
         lambda m: reply(m, num_examples=0),
-        "metric 'num-examples' is 0, not a number above 0",
+        "bad weight: metric 'num-examples' is 0, not a number above 0",
     ),
     "negative weight": (
         lambda m: reply(m, num_examples=-5),
-        "metric 'num-examples' is -5, not a number above 0",
+        "bad weight: metric 'num-examples' is -5, not a number above 0",
     ),
     "nan weight": (
         lambda m: reply(m, num_examples=math.nan),
-        "metric 'num-examples' is not finite",
+        "not finite: metric 'num-examples'",
     ),
     "garbage bytes": (
         lambda m: Message(
@@ -385,9 +385,9 @@ HOSTILE: dict[str, tuple[Client, str]] = {
             ),
             reply_to=m,
         ),
-        "array 'weight' cannot be read",
+        "wrong arrays: 'weight' cannot be read",
     ),
-    "error": (erring, "client error 2: RuntimeError: out of memory"),
+    "error": (erring, "client error: code 2, RuntimeError: out of memory"),
 }
 
 

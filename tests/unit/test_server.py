@@ -129,7 +129,7 @@ def test_summary_by_hand() -> None:
         arrays(2.0),
     )
     history.record(
-        record(round=3, time_s=9.0, stepped=False, reason=["client error 2: x", "timeout"]),
+        record(round=3, time_s=9.0, stepped=False, reason=["client error: code 2, x", "timeout"]),
         arrays(2.0),
     )
     summary = history.summary(arms(), [0.5, 0.25, 0.0], tau_max_s=5.0, target_accuracy=0.8)
@@ -138,7 +138,7 @@ def test_summary_by_hand() -> None:
     assert (summary["target_round"], summary["target_time_s"]) == (2, 4.0)
     assert summary["rounds_without_step"] == 1
     assert summary["failures"] == 3
-    assert summary["failure_reasons"] == {"timeout": 2, "client error 2": 1}
+    assert summary["failure_reasons"] == {"timeout": 2, "client error": 1}
     a, b, c = summary["arms"]
     assert a == {
         "index": 0,

@@ -1,0 +1,103 @@
+"""Serve a small web application beside the streams, in a thread of its own."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+import uvicorn
+
+from strategies import ConfigError
+
+_STOP_S = 2
+
+
+class HttpServer:
+    """An ASGI application on an address, from entering to leaving the context.
+
+    Parameters
+    ----------
+    key : str
+        The setting that the address comes from, for errors.
+    address : str
+        Where to listen, ``host:port``; port 0 picks a free one.
+    app : ASGI application
+        What answers.
+    tls : Path, optional
+        Folder of ``ca.pem``, ``server.pem`` and ``server.key``: callers must show a certificate
+        of this authority.
+    """
+
+    def __init__(self, key: str, address: str, app: Any, tls: Path | None = None) -> None:
+        self._key = key
+        self._address = address
+        secure: dict[str, Any] = {}
+        if tls is not None:
+            secure = {
+                "ssl_ca_certs": str(tls / "ca.pem"),
+                "ssl_certfile": str(tls / "server.pem"),
+                "ssl_keyfile": str(tls / "server.key"),
+                "ssl_cert_reqs": ssl.CERT_REQUIRED,
+            }
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_STOP_S,
+            **secure,
+        )
+        config.load()  # here, so that a fault is the caller's and not its thread's
+        self._server = uvicorn.Server(config)
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Listen.
+
+        Raises
+        ------
+        ConfigError
+            If the address cannot be had.
+        """
+        self._socket = self._listen()
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name=self._key, daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stop answering and free the port."""
+        if self._thread is not None and self._socket is not None:
+            self._server.should_exit = True
+            self._thread.join()
+            self._socket.close()
+            self._thread = self._socket = None
+
+    @property
+    def port(self) -> int:
+        """The port; exists while the server runs."""
+        if self._socket is None:
+            raise RuntimeError("the server does not run")
+        return int(self._socket.getsockname()[1])
+
+    def _listen(self) -> socket.socket:
+        host, _, port = self._address.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, int(port)))
+            listener.listen()  # now: whoever asks while the rest starts waits, and is answered
+        except OSError:
+            listener.close()
+            raise ConfigError(
+                self._key, self._address, "host:port of this machine, the port not in use"
+            ) from None
+        return listener

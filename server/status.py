@@ -1,0 +1,203 @@
+"""What a running server tells about itself: who is there, who is slow, who is owed rounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord
+from rich.table import Table
+
+from client.wire import package_version
+from strategies.flower import RoundRecord, ScheduledStrategy, failure_kind
+
+from .stream_grid import StreamGrid
+
+_MAX_ROWS = 40
+"""More arms are not listed for people; ``--json`` has them all."""
+
+
+@dataclass(slots=True)
+class _ArmTally:
+    """What became of one arm's rounds so far."""
+
+    selections: int = 0
+    completed: int = 0
+    rtt_sum_s: float = 0.0
+    last_rtt_s: float | None = None
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+class RunStatus:
+    """Count along as a run goes, and tell when asked, from any thread.
+
+    Parameters
+    ----------
+    num_rounds : int, optional
+        Rounds at most; ``None``: unknown, somebody else's ServerApp decides.
+    """
+
+    def __init__(self, num_rounds: int | None = None) -> None:
+        self._num_rounds = num_rounds
+        self._begin_s = time.monotonic()
+        self._lock = threading.Lock()  # guards what follows
+        self._strategy: ScheduledStrategy | None = None
+        self._tallies: list[_ArmTally] = []
+        self._queues: list[float] | None = None
+        self._floors: list[float] | None = None
+        self._last: RoundRecord | None = None
+        self._accuracy: float | None = None
+        self._loss: float | None = None
+        self._steps = 0
+
+    def watch(self, strategy: ScheduledStrategy) -> None:
+        """Follow a strategy that is about to start."""
+        with self._lock:
+            self._strategy = strategy
+        strategy.add_hook(self._record)
+
+    def snapshot(self, grid: StreamGrid) -> dict[str, Any]:
+        """Return the present state, ready for JSON.
+
+        Parameters
+        ----------
+        grid : StreamGrid
+            Where the clients are.
+
+        Returns
+        -------
+        dict
+            ``connected``, ``available``, ``busy`` and ``opted_out`` count clients; ``round`` is
+            the last one that ended, 0 before; times are in seconds, ``null`` is unknown. Each of
+            ``arms`` has its state, ``selections``, ``completed``, ``mean_rtt_s``, ``last_rtt_s``,
+            ``share`` of rounds against its ``floor``, virtual ``queue``, and ``failures`` by
+            reason.
+        """
+        nodes = {node.node_id: node.name for node in grid.get_nodes()}
+        busy, opted_out = grid.busy(), grid.opted_out()
+        with self._lock:
+            last = self._last
+            arms = [] if self._strategy is None else list(self._strategy.arms.arms)
+            rows = []
+            for arm in arms:
+                tally = self._tally(arm.index)
+                rows.append(
+                    {
+                        "index": arm.index,
+                        "name": arm.name,
+                        "num_examples": arm.num_examples,
+                        **_state(arm.node_id, nodes, busy, opted_out),
+                        "selections": tally.selections,
+                        "completed": tally.completed,
+                        "share": tally.selections / last.round if last else None,
+                        "floor": _at(self._floors, arm.index),
+                        "queue": _at(self._queues, arm.index),
+                        "mean_rtt_s": (
+                            tally.rtt_sum_s / tally.completed if tally.completed else None
+                        ),
+                        "last_rtt_s": tally.last_rtt_s,
+                        "failures": dict(tally.failures),
+                    }
+                )
+            known = {arm.node_id for arm in arms}
+            rows += [
+                {"index": None, "name": name, **_state(node_id, nodes, busy, opted_out)}
+                for node_id, name in sorted(nodes.items())
+                if node_id not in known  # not yet an arm, or somebody else's ServerApp
+            ]
+            return {
+                "version": package_version(),
+                "uptime_s": time.monotonic() - self._begin_s,
+                "round": last.round if last else 0,
+                "rounds": self._num_rounds,
+                "steps": self._steps,
+                "time_s": last.time_s if last else None,
+                "round_s": last.round_s if last else None,
+                "accuracy": self._accuracy,
+                "loss": self._loss,
+                "connected": len(nodes),
+                "available": len(nodes.keys() - busy - opted_out),
+                "busy": len(busy),
+                "opted_out": len(opted_out),
+                "refused": grid.num_refused,
+                "late_replies": grid.num_late_replies,
+                "ignored_replies": grid.num_ignored_replies,
+                "arms": rows,
+            }
+
+    def _record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Count a round; a round hook, so what it reads of the strategy stands still."""
+        strategy = self._strategy
+        assert strategy is not None
+        with self._lock:
+            self._last = record
+            self._floors, self._queues = strategy.floors, strategy.queues
+            self._steps += record.stepped
+            if record.accuracy is not None:
+                self._accuracy, self._loss = record.accuracy, record.loss
+            for arm, rtt_s, reason in zip(
+                record.selected, record.rtt_s, record.reason, strict=True
+            ):
+                tally = self._tally(arm)
+                tally.selections += 1
+                if reason is not None:
+                    tally.failures[failure_kind(reason)] += 1
+                elif rtt_s is not None:
+                    tally.completed += 1
+                    tally.rtt_sum_s += rtt_s
+                    tally.last_rtt_s = rtt_s
+
+    def _tally(self, arm: int) -> _ArmTally:
+        while arm >= len(self._tallies):
+            self._tallies.append(_ArmTally())
+        return self._tallies[arm]
+
+
+def status_table(status: Mapping[str, Any]) -> Table:
+    """Return a status as a table for people, those who are not there and the slowest first."""
+    of = f" of {status['rounds']}" if status["rounds"] else ""
+    accuracy = "" if status["accuracy"] is None else f", accuracy {status['accuracy']:.4f}"
+    caption = (
+        f"{status['connected']} connected, {status['available']} available, "
+        f"{status['busy']} busy, {status['opted_out']} opted out, {status['refused']} refused"
+    )
+    table = Table(title=f"round {status['round']}{of}{accuracy}", caption=caption)
+    for column in ("client", "state", "rounds", "share", "floor", "queue", "mean [s]", "last [s]"):
+        table.add_column(column, justify="left" if column in ("client", "state") else "right")
+    table.add_column("failures")
+    rows = sorted(status["arms"], key=lambda arm: (arm["connected"], -(arm.get("mean_rtt_s") or 0)))
+    for arm in rows[:_MAX_ROWS]:
+        state = "away" if not arm["connected"] else "opted out" if arm["opted_out"] else ""
+        table.add_row(
+            arm["name"],
+            state or ("busy" if arm["busy"] else "free"),
+            str(arm.get("selections", "")),
+            *(_number(arm.get(key)) for key in ("share", "floor", "queue")),
+            *(_number(arm.get(key)) for key in ("mean_rtt_s", "last_rtt_s")),
+            ", ".join(f"{kind} {count}" for kind, count in arm.get("failures", {}).items()),
+        )
+    if len(rows) > _MAX_ROWS:
+        table.add_row(f"… and {len(rows) - _MAX_ROWS} more")
+    return table
+
+
+def _state(
+    node_id: int, nodes: Mapping[int, str], busy: set[int], opted_out: set[int]
+) -> dict[str, bool]:
+    return {
+        "connected": node_id in nodes,
+        "busy": node_id in busy,
+        "opted_out": node_id in opted_out,
+    }
+
+
+def _at(values: list[float] | None, arm: int) -> float | None:
+    return values[arm] if values is not None and arm < len(values) else None
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

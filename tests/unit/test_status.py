@@ -1,0 +1,152 @@
+"""What a running server tells: counted right, for scripts, for people and for Prometheus."""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.request
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.proto.node_pb2 import NodeInfo
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from server.metrics import metrics_server
+from server.status import RunStatus, status_table
+from strategies import ConfigError
+from strategies.flower import Arm, RoundHook, RoundRecord
+
+MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+
+
+class Grid:
+    """Three clients are connected: a is free, b busy, the newcomer opted out; c is away."""
+
+    num_refused, num_late_replies, num_ignored_replies = 4, 1, 0
+
+    def get_nodes(self) -> list[NodeInfo]:
+        names = {100: "a", 101: "b", 103: "newcomer"}
+        return [NodeInfo(node_id=node, name=name) for node, name in names.items()]
+
+    def busy(self) -> set[int]:
+        return {101}
+
+    def opted_out(self) -> set[int]:
+        return {103}
+
+
+def strategy(hooks: list[RoundHook]) -> Any:
+    arms = [Arm(i, f"key{i}", 100 + i, name, 10) for i, name in enumerate("abc")]
+    return SimpleNamespace(
+        arms=SimpleNamespace(arms=arms),
+        floors=[0.5, 0.25, 0.0],
+        queues=[0.0, 1.5, 2.0],
+        add_hook=hooks.append,
+    )
+
+
+def play(hooks: list[RoundHook], number: int, **changes: Any) -> None:
+    values: dict[str, Any] = {
+        "round": number,
+        "time_s": 2.0 * number,
+        "round_s": 2.0,
+        "num_arms": 3,
+        "available": [0, 1],
+        "selected": [0, 1],
+        "names": ["a", "b"],
+        "rtt_s": [0.5 * number, None],
+        "completed": [True, False],
+        "reason": [None, "client error: code 2, ValueError: no"],
+        "compute_s": [None, None],
+        "link_s": [None, None],
+        "stepped": True,
+    }
+    record = RoundRecord(**{**values, **changes})
+    for hook in hooks:
+        hook(record, MODEL)
+
+
+@pytest.fixture
+def status() -> RunStatus:
+    status = RunStatus(num_rounds=10)
+    hooks: list[RoundHook] = []
+    status.watch(strategy(hooks))
+    play(hooks, 1, accuracy=0.75, loss=0.9)
+    play(hooks, 2)
+    play(hooks, 3, rtt_s=[None, None], reason=["timeout", "timeout"], stepped=False)
+    return status
+
+
+def test_before_the_first_round_nothing_is_known() -> None:
+    told = RunStatus().snapshot(Grid())  # type: ignore[arg-type]
+    assert (told["round"], told["rounds"], told["accuracy"], told["connected"]) == (
+        0,
+        None,
+        None,
+        3,
+    )
+    assert [arm["name"] for arm in told["arms"]] == ["a", "b", "newcomer"]
+    assert all(arm["index"] is None for arm in told["arms"])
+    json.dumps(told, allow_nan=False)
+    assert _shown(told).count("free") == 1
+
+
+def test_rounds_are_counted_by_arm(status: RunStatus) -> None:
+    told = status.snapshot(Grid())  # type: ignore[arg-type]
+    json.dumps(told, allow_nan=False)
+    assert told["round"] == 3
+    assert told["steps"] == 2
+    assert (told["connected"], told["available"], told["busy"], told["opted_out"]) == (3, 1, 1, 1)
+    assert (told["refused"], told["late_replies"]) == (4, 1)
+    assert (told["accuracy"], told["loss"]) == (0.75, 0.9)
+    a, b, c, newcomer = told["arms"]
+    assert (a["selections"], a["completed"], a["share"], a["floor"]) == (3, 2, 1.0, 0.5)
+    assert (a["mean_rtt_s"], a["last_rtt_s"]) == (0.75, 1.0)
+    assert a["failures"] == {"timeout": 1}
+    assert (b["completed"], b["mean_rtt_s"], b["queue"]) == (0, None, 1.5)
+    assert b["failures"] == {"client error": 2, "timeout": 1}
+    assert (b["connected"], b["busy"], b["opted_out"]) == (True, True, False)
+    assert (c["connected"], c["selections"], c["share"]) == (False, 0, 0.0)
+    assert newcomer["name"] == "newcomer"
+    assert newcomer["opted_out"]
+
+
+def test_people_see_who_is_away_first(status: RunStatus) -> None:
+    text = _shown(status.snapshot(Grid()))  # type: ignore[arg-type]
+    assert "round 3 of 10, accuracy 0.7500" in text
+    rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+    assert rows == ["c", "a", "b", "newcomer"]
+
+
+def test_prometheus_reads_it_all(status: RunStatus) -> None:
+    grid: Any = Grid()
+    with metrics_server("127.0.0.1:0", lambda: status.snapshot(grid), None) as server:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+            text = answer.read().decode()
+        with pytest.raises(ConfigError, match="not in use"):
+            metrics_server(f"127.0.0.1:{server.port}", dict, None).__enter__()
+    found = {
+        (sample.name.removeprefix("flower_scheduling_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["clients", "connected"] == 3
+    assert found["round",] == 3
+    assert found["accuracy",] == 0.75
+    assert found["refused_connections_total",] == 4
+    assert found["client_selections_total", "a"] == 3
+    assert found["client_round_trip_seconds_sum", "a"] == 1.5
+    assert found["client_round_trip_seconds_count", "a"] == 2
+    assert found["client_failures_total", "b", "client error"] == 2
+    assert found["client_virtual_queue", "b"] == 1.5
+    assert found["client_connected", "c"] == 0
+
+
+def _shown(told: dict[str, Any]) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(status_table(told))
+    return console.export_text()
