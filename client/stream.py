@@ -264,6 +264,7 @@ class StreamClient:
                 self._stream = stream
                 self._say_connected(welcome)
                 self._forget(welcome.acks)
+                self._shrink(welcome.max_message_bytes)
                 for frame in self._in_hand.values():
                     if frame is not None:
                         self._spawn(stream.write(frame))
@@ -305,6 +306,20 @@ class StreamClient:
                 self._raise_refused(frame)
             else:
                 raise wire.WireError(f"{type(frame).__name__} is no frame of a server")
+
+    def _shrink(self, max_message_bytes: int) -> None:
+        """Empty finished replies that a server, started anew with a lower limit, would not take.
+
+        It would end the stream over each of them; an empty one tells it that the work is over.
+        """
+        for message_id, frame in self._in_hand.items():
+            if frame is not None and len(frame) > max_message_bytes:
+                LOGGER.error(
+                    "finished reply of %d bytes is dropped: the server takes %d at most",
+                    len(frame),
+                    max_message_bytes,
+                )
+                self._in_hand[message_id] = wire.encode(wire.Reply(message_id))
 
     def _forget(self, message_ids: Sequence[str]) -> None:
         for message_id in message_ids:

@@ -232,6 +232,11 @@ class Link:
         self.up = False
         self._break()
 
+    def restore(self, port: int) -> None:
+        """Let connections through again, to a server on this port."""
+        self._target = port
+        self.up = True
+
     def freeze(self) -> None:
         """Let nothing pass through the present connections, and keep them open."""
         self._frozen |= {end for pair in self._pairs for end in pair}
@@ -726,6 +731,25 @@ def test_a_certificate_proves_the_name(fleet: Fleet) -> None:
 
 
 # --- broken connections ---------------------------------------------------------------------------
+
+
+def test_finished_reply_that_a_new_server_would_not_take_is_dropped(
+    fleet: Fleet, link: Link, said: list[str]
+) -> None:
+    gate = Gate()
+    client = fleet.run("a", make_app(gate), address=link.address)
+    pending = Pending(lambda: fleet.grid.exchange(to("a", size=50_000), LONG_S))
+    assert gate.begun.wait(PATIENCE_S)
+    link.cut()
+    fleet.restart(max_message_bytes=100_000)
+    assert pending.result()[0].failure == LOST
+    gate.open.set()
+    until(lambda: all(client._in_hand.values()))
+    link.restore(fleet.grid.port)
+    fleet.wait_for("a")
+    until(lambda: not fleet.grid.busy())
+    assert model_of(fleet.exchange("a")[0]) == [1.0] * 4
+    assert [line for line in said if "100000 at most" in line]
 
 
 def test_work_outlives_a_broken_connection(fleet: Fleet, link: Link) -> None:
