@@ -27,7 +27,7 @@ from client.emulation import emulation_mod
 from client.errors import ClientConfigError
 from client.mnist import load_mnist
 from client.partition import build_partition
-from client.task import NUM_CLASSES, Model, create_model, evaluate, train
+from client.task import NUM_CLASSES, Model, create_model, evaluate, minibatch_rng, train
 
 __all__ = ["ClientSettings", "app", "create_client_app"]
 
@@ -254,8 +254,7 @@ def _train(message: Message, context: Context) -> Message:
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
             local_steps=settings.local_steps,
-            # The same minibatches wherever this client's round is computed, and in what order.
-            rng=np.random.default_rng([settings.seed, settings.partition_id, server_round]),
+            rng=minibatch_rng(settings.seed, settings.partition_id, server_round),
             proximal_mu=proximal_mu,
         )
         updated = model.arrays()

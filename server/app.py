@@ -41,8 +41,6 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
     ConfigError, UnknownPolicyError
         If a setting is unknown, out of range or does not fit another.
     """
-    taken = POLICIES[config.strategy].parameters()
-    offered: dict[str, Any] = {"beta": config.beta, "truncate": config.truncate}
     target = config.target_accuracy
     return ScheduledStrategy(
         build_aggregation(config.aggregation, config.aggregation_option),
@@ -57,8 +55,15 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
         eval_every=config.eval_every,
         client_eval_every=config.client_eval_every,
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,
-        **{name: value for name, value in offered.items() if name in taken},
+        **policy_parameters(config),
     )
+
+
+def policy_parameters(config: ServerConfig) -> dict[str, Any]:
+    """Return those settings that the configured policy takes as parameters of its own."""
+    taken = POLICIES[config.strategy].parameters()
+    offered: dict[str, Any] = {"beta": config.beta, "truncate": config.truncate}
+    return {name: value for name, value in offered.items() if name in taken}
 
 
 def create_app(
