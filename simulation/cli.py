@@ -21,6 +21,7 @@ from server.command_line import (
 from server.run_directory import default_run_dir, refuse_existing
 
 from .config import SCENARIOS, SimulationConfig
+from .paper.command import paper, paper_page
 from .progress import RunProgress
 
 _COMPARED = {
@@ -84,6 +85,10 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
     base = Path(config.run_dir or default_run_dir("compare"))
     configs = [replace(config, strategy=name, run_dir=str(base / name)) for name in names]
     _run(configs, base, as_json)
+
+
+cli.add_command(paper)
+cli.add_command(paper_page)
 
 
 def _resolve(flags: dict[str, Any]) -> SimulationConfig:

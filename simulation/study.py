@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from multiprocessing import get_context
 from typing import Any, Final
@@ -57,12 +57,27 @@ class StudyResult:
         How often each arm was selected.
     time_s : (num_seeds, num_checkpoints) float64
         Time at the end of each checkpoint round [s].
+    failures_at : (num_seeds, num_checkpoints) int64
+        Failures up to and including each checkpoint round.
+    play_count_at : (num_seeds, num_checkpoints, num_arms) int64
+        Selections of each arm up to and including each checkpoint round.
+    expected_time_s : (num_seeds, num_arms) float64, optional
+        True means E min(tau_k, tau_max) of each drop, in the first round [s]; the same for all
+        policies. ``None`` unless `true_means` was asked for.
+    pseudo_time_s : (num_seeds, num_checkpoints) float64, optional
+        Sum over rounds, up to and including each checkpoint, of the largest true mean in the super
+        arm [s]: what :func:`strategies.regret.pseudo_regret_s` takes. ``None`` unless `true_means`
+        was asked for.
     """
 
     total_time_s: FloatArray
     failures: IntArray
     play_count: IntArray
     time_s: FloatArray
+    failures_at: IntArray
+    play_count_at: IntArray
+    expected_time_s: FloatArray | None = None
+    pseudo_time_s: FloatArray | None = None
 
 
 def run_study(
@@ -75,6 +90,7 @@ def run_study(
     num_seeds: int,
     seed: int = 0,
     checkpoints: Sequence[int] = (),
+    true_means: bool = False,
     num_processes: int = 1,
 ) -> dict[str, StudyResult]:
     """Compare policies on the same draws.
@@ -100,7 +116,9 @@ def run_study(
     seed : int, >= 0
         Seed of the study.
     checkpoints : sequence of int, in [1, num_rounds], increasing
-        Rounds after which the time is recorded.
+        Rounds after which time, failures and selections are recorded.
+    true_means : bool
+        Also record what needs the true means; it costs some 10 % more time. Nothing else changes.
     num_processes : int, >= 1
         Processes that share the chunks; more than one needs picklable arguments.
 
@@ -127,8 +145,8 @@ def run_study(
     contenders = (
         policies if isinstance(policies, Mapping) else {name: Contender(name) for name in policies}
     )
-    run_chunk = partial(
-        _run_chunk,
+    play = partial(
+        run_chunk,
         dict(contenders),
         environment,
         num_selected=num_selected,
@@ -137,40 +155,108 @@ def run_study(
         num_seeds=num_seeds,
         seed=seed,
         checkpoints=checkpoints,
+        true_means=true_means,
     )
     chunks = range(-(-num_seeds // SEEDS_PER_CHUNK))
     if num_processes == 1 or len(chunks) == 1:
-        parts = [run_chunk(chunk) for chunk in chunks]
+        parts = [play(chunk) for chunk in chunks]
     else:
         # Not fork: a parent that has used a threaded library may leave its locks held.
         with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-            parts = list(pool.map(run_chunk, chunks))
+            parts = list(pool.map(play, chunks))
     return {label: _join([part[label] for part in parts]) for label in contenders}
+
+
+def drops(
+    environment: Callable[..., Environment], *, num_seeds: int, seed: int = 0
+) -> Iterator[Environment]:
+    """Yield the environments of a study, for what depends on the drops and not on a policy.
+
+    Parameters
+    ----------
+    environment, num_seeds, seed
+        As for :func:`run_study`.
+
+    Yields
+    ------
+    Environment
+        One per chunk of :data:`SEEDS_PER_CHUNK` seeds, with a row per seed in their order.
+
+    Raises
+    ------
+    ConfigError
+        If an argument has the wrong type or is out of range.
+    """
+    num_seeds = check_count("num_seeds", num_seeds, minimum=1)
+    seed = check_count("seed", seed, minimum=0)
+    for chunk in range(-(-num_seeds // SEEDS_PER_CHUNK)):
+        yield drop(environment, chunk, num_seeds, seed)
+
+
+def drop(
+    environment: Callable[..., Environment], chunk: int, num_seeds: int, seed: int
+) -> Environment:
+    """Return the environment of one chunk of a study, a row per seed."""
+    return environment(
+        batch_shape=(min(SEEDS_PER_CHUNK, num_seeds - chunk * SEEDS_PER_CHUNK),),
+        seed=np.random.SeedSequence(seed, spawn_key=(chunk, _ENVIRONMENT)),
+    )
 
 
 class _Tally:
     """What a policy has cost so far, one row per seed."""
 
-    def __init__(self, policy: SchedulingPolicy, num_checkpoints: int) -> None:
+    def __init__(self, policy: SchedulingPolicy, num_checkpoints: int, *, pseudo: bool) -> None:
         (num_seeds,) = policy.batch_shape
         self.policy = policy
         self.time_s = np.zeros(num_seeds)
         self.failures = np.zeros(num_seeds, dtype=np.int64)
-        self.curve_s = np.empty((num_seeds, num_checkpoints))
+        self.pseudo_s = np.zeros(num_seeds) if pseudo else None
+        self._curve_s = np.empty((num_seeds, num_checkpoints))
+        self._failures_at = np.empty((num_seeds, num_checkpoints), dtype=np.int64)
+        self._play_count_at = np.empty(
+            (num_seeds, num_checkpoints, policy.num_arms), dtype=np.int64
+        )
+        self._pseudo_curve_s = np.empty((num_seeds, num_checkpoints)) if pseudo else None
 
-    def play(self, context: RoundContext, outcome: RoundOutcome, cost_s: FloatArray) -> None:
-        """Play a round; `cost_s` is what each arm would cost it."""
+    def play(
+        self,
+        context: RoundContext,
+        outcome: RoundOutcome,
+        cost_s: FloatArray,
+        means_s: FloatArray | None,
+    ) -> None:
+        """Play a round; `cost_s` is what each arm would cost it, and `means_s` on average."""
         selection = self.policy.ask(context)
         self.policy.tell(selection, outcome)
         self.time_s += _slowest(cost_s, selection, self.policy.num_selected)
+        if self.pseudo_s is not None and means_s is not None:
+            self.pseudo_s += _slowest(means_s, selection, self.policy.num_selected)
         if not outcome.completed.take(selection.positions).all():
             self.failures += np.count_nonzero(selection.mask & ~outcome.completed, axis=-1)
 
-    def result(self) -> StudyResult:
-        return StudyResult(self.time_s, self.failures, self.policy.play_count, self.curve_s)
+    def record(self, column: int) -> None:
+        """Record a checkpoint."""
+        self._curve_s[:, column] = self.time_s
+        self._failures_at[:, column] = self.failures
+        self._play_count_at[:, column] = self.policy.play_count
+        if self._pseudo_curve_s is not None:
+            self._pseudo_curve_s[:, column] = self.pseudo_s
+
+    def result(self, expected_time_s: FloatArray | None) -> StudyResult:
+        return StudyResult(
+            total_time_s=self.time_s,
+            failures=self.failures,
+            play_count=self.policy.play_count,
+            time_s=self._curve_s,
+            failures_at=self._failures_at,
+            play_count_at=self._play_count_at,
+            expected_time_s=expected_time_s,
+            pseudo_time_s=self._pseudo_curve_s,
+        )
 
 
-def _run_chunk(
+def run_chunk(
     contenders: Mapping[str, Contender],
     environment: Callable[..., Environment],
     chunk: int,
@@ -181,11 +267,16 @@ def _run_chunk(
     num_seeds: int,
     seed: int,
     checkpoints: Sequence[int],
+    true_means: bool,
 ) -> dict[str, StudyResult]:
-    rows = min(SEEDS_PER_CHUNK, num_seeds - chunk * SEEDS_PER_CHUNK)
-    env = environment(
-        batch_shape=(rows,), seed=np.random.SeedSequence(seed, spawn_key=(chunk, _ENVIRONMENT))
-    )
+    """Run one chunk of :func:`run_study`, which has checked the arguments and says what they are.
+
+    Parameters
+    ----------
+    chunk : int, >= 0
+        Which: the seeds from ``chunk * SEEDS_PER_CHUNK`` on, as many as a chunk has or are left.
+    """
+    env = drop(environment, chunk, num_seeds, seed)
     tallies = {}
     for label, contender in contenders.items():
         more = contender.from_environment(env) if contender.from_environment else {}
@@ -194,25 +285,28 @@ def _run_chunk(
             num_arms=env.num_arms,
             num_selected=num_selected,
             tau_max_s=tau_max_s,
-            batch_shape=(rows,),
+            batch_shape=env.batch_shape,
             # The same for all: a policy's result does not depend on who else takes part.
             rng=np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(chunk, _POLICY))),
             **contender.params,
             **more,
         )
-        tallies[label] = _Tally(policy, len(checkpoints))
+        tallies[label] = _Tally(policy, len(checkpoints), pseudo=true_means)
 
+    column = {round: number for number, round in enumerate(checkpoints)}
     for t in range(1, num_rounds + 1):
         draw = env.round(t)
         context = RoundContext(t, draw.available, draw.member)
         time_s = draw.round_trip_time_s
         outcome = RoundOutcome(time_s, time_s <= tau_max_s)
         cost_s = np.minimum(time_s, tau_max_s)
+        means_s = env.expected_time_s(tau_max_s, t) if true_means else None
         for tally in tallies.values():
-            tally.play(context, outcome, cost_s)
-            if t in checkpoints:
-                tally.curve_s[:, checkpoints.index(t)] = tally.time_s
-    return {label: tally.result() for label, tally in tallies.items()}
+            tally.play(context, outcome, cost_s, means_s)
+            if t in column:
+                tally.record(column[t])
+    expected_time_s = env.expected_time_s(tau_max_s) if true_means else None
+    return {label: tally.result(expected_time_s) for label, tally in tallies.items()}
 
 
 def _slowest(cost_s: FloatArray, selection: Selection, num_selected: int) -> FloatArray:
@@ -226,9 +320,8 @@ def _slowest(cost_s: FloatArray, selection: Selection, num_selected: int) -> Flo
 
 
 def _join(parts: Sequence[StudyResult]) -> StudyResult:
-    return StudyResult(
-        total_time_s=np.concatenate([part.total_time_s for part in parts]),
-        failures=np.concatenate([part.failures for part in parts]),
-        play_count=np.concatenate([part.play_count for part in parts]),
-        time_s=np.concatenate([part.time_s for part in parts]),
-    )
+    def joined(name: str) -> Any:
+        arrays = [getattr(part, name) for part in parts]
+        return None if arrays[0] is None else np.concatenate(arrays)
+
+    return StudyResult(**{spec.name: joined(spec.name) for spec in fields(StudyResult)})

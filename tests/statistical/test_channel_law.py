@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from client.channel import ComputeModel, LinkModel
+from client.channel import ComputeModel, LinkModel, RoundTimeLaw
 
 pytestmark = pytest.mark.statistical
 
@@ -115,3 +115,22 @@ def test_the_papers_cell_as_a_whole():
     assert 0.0014 < lower < upper < 0.0019
     slack = 6 * np.sqrt(upper * time_s.size)
     assert lower * time_s.size - slack < failures < upper * time_s.size + slack
+
+
+@pytest.mark.parametrize("tau_max_s", [TAU_MAX_S, 0.3])
+def test_exact_law_of_a_round(tau_max_s):
+    """Means of single clients, and of the slowest of five, against draws."""
+    distance_m = np.array([30.0, 100.0, 200.0, 350.0, 500.0])
+    rng, shape = np.random.default_rng(9), (400_000, 5)
+    drawn = LINK.draw_link_s(rng, distance_m, shape) + ComputeModel().draw_compute_s(rng, 5, shape)
+    law = RoundTimeLaw(LINK, ComputeModel(), distance_m)
+    capped = np.minimum(drawn, tau_max_s)
+    for samples, expected in zip(capped.T, law.truncated_mean_s(tau_max_s), strict=True):
+        assert_mean(samples, float(expected))
+    y_s, weight_s = law.nodes_s(tau_max_s)
+    slowest_s = weight_s @ (1.0 - np.prod(1.0 - law.survival(y_s), axis=1))
+    assert_mean(capped.max(axis=1), float(slowest_s))
+    # And the law itself: 6 sigma of a binomial, about 1e-9.
+    for y, survival in zip([0.1, 0.2, 0.5], law.survival([0.1, 0.2, 0.5]), strict=True):
+        limit = 6 * np.sqrt(survival * (1 - survival) / shape[0]) + 1e-6
+        assert (abs((drawn > y).mean(axis=0) - survival) < limit).all()

@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 from simulation.environment import Environment
-from simulation.study import Contender, run_study
-from strategies import RoundContext, RoundOutcome, build_policy
+from simulation.study import Contender, drops, run_study
+from strategies import (
+    RoundContext,
+    RoundOutcome,
+    best_fixed_set,
+    build_policy,
+    honest_regret_s,
+    literal_regret_s,
+    mean_slowest_of_law,
+    pseudo_regret_s,
+)
 
 pytestmark = pytest.mark.statistical
 
@@ -161,3 +170,80 @@ def test_paper_comparison_holds_on_common_draws():
         # The effect is above 8 standard errors here; 4 are demanded (false alarm below 1e-4
         # for another seed, none for this one).
         assert saved.mean() > 4 * saved.std() / np.sqrt(len(saved))
+
+
+def knows_the_means(env):
+    return {"expected_time_s": env.expected_time_s(5.0)}
+
+
+def test_figures_of_the_specification():
+    """K=20, N=5, T=5000: totals, failures and the three readings of the regret.
+
+    Every mean is demanded to lie within 5 standard errors, and every difference between policies
+    within 5 of its own (the draws are common); some 1e-6 of seeds would raise a false alarm. The
+    specification's own figures are rounded to 1 s and come from another sample, about as large:
+    hence the factor sqrt(2).
+    """
+    build, seeds, rounds = partial(Environment, num_arms=20), 200, [1000, 5000]
+    results = run_study(
+        {
+            "random": Contender("random"),
+            "round-robin": Contender("round-robin"),
+            "cs-ucb": Contender("cs-ucb"),
+            "oracle": Contender("oracle", from_environment=knows_the_means),
+        },
+        build,
+        num_selected=5,
+        tau_max_s=5.0,
+        num_rounds=5000,
+        num_seeds=seeds,
+        seed=11,
+        checkpoints=rounds,
+        true_means=True,
+    )
+
+    def assert_near(samples, expected):
+        assert abs(samples.mean() - expected) < 5 * np.sqrt(2 / seeds) * samples.std() + 0.5
+
+    totals = {label: result.total_time_s for label, result in results.items()}
+    for label, expected_s in {"random": 1898, "round-robin": 1890, "cs-ucb": 1785}.items():
+        assert_near(totals[label], expected_s)
+    assert_near(totals["random"] - totals["cs-ucb"], 113)
+    assert_near(results["random"].failures, 40)
+    assert_near(results["cs-ucb"].failures, 35)
+
+    # The best set by exact laws, drop by drop.
+    (env,) = drops(build, num_seeds=seeds, seed=11)
+    survival, weight_s = env.time_law(5.0)
+    best_s = np.array(
+        [
+            best_fixed_set(
+                mean_slowest_of_law(survival[:, row], weight_s), 20, 5, exhaustive=False
+            ).cost_s
+            for row in range(seeds)
+        ]
+    )
+    for label, ratio in {"random": 2.47, "round-robin": 2.45, "cs-ucb": 2.33}.items():
+        # The specification has two digits, and ratios of totals.
+        error = 5 * np.sqrt(2 / seeds) * (totals[label] - ratio * 5000 * best_s).std()
+        assert abs(totals[label].mean() - ratio * 5000 * best_s.mean()) < error + 25
+    means = results["oracle"].expected_time_s
+    literal, pseudo, honest = (
+        {
+            label: reading(getattr(result, name), rounds, benchmark, *more)
+            for label, result in results.items()
+        }
+        for reading, name, benchmark, more in (
+            (literal_regret_s, "time_s", means, [5]),
+            (pseudo_regret_s, "pseudo_time_s", means, [5]),
+            (honest_regret_s, "time_s", best_s, []),
+        )
+    )
+    # The best set by means has no pseudo-regret, hardly any honest one, and the literal floor of
+    # 0.026 s per round.
+    assert pseudo["oracle"] == pytest.approx(0.0, abs=1e-9)
+    assert (pseudo["cs-ucb"] > 0).all()
+    assert_near(literal["oracle"][:, 1] / 5000 * 1000, 26)
+    assert_near(honest["oracle"][:, 1], 0.00028 * 5000)
+    # Not logarithmic by T=5000: the regret of CS-UCB is still linear.
+    assert 4 < honest["cs-ucb"][:, 1].mean() / honest["cs-ucb"][:, 0].mean() < 5.2

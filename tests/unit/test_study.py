@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import simulation.study as study
 from simulation.environment import Environment
-from simulation.study import Contender, run_study
+from simulation.study import Contender, StudyResult, drops, run_study
 from strategies import ConfigError, RoundContext, UnknownPolicyError
 
 SMALL = {"num_selected": 2, "tau_max_s": 0.3, "num_rounds": 30, "num_seeds": 5, "seed": 3}
@@ -45,6 +46,48 @@ def test_totals_equal_a_plain_recount():
     assert failures.sum() > 0
 
 
+def test_checkpoints_equal_a_plain_recount():
+    """The same study up to each checkpoint, with the sum of the largest means besides."""
+    build = environment(availability=0.5, failure_probability=0.2)
+    result = run_study(["cs-ucb-q"], build, checkpoints=[1, 10, 30], true_means=True, **SMALL)
+    result = result["cs-ucb-q"]
+    for column, rounds in enumerate([1, 10, 30]):
+        shorter = run_study(["cs-ucb-q"], build, **(SMALL | {"num_rounds": rounds}))["cs-ucb-q"]
+        assert np.array_equal(result.time_s[:, column], shorter.total_time_s)
+        assert np.array_equal(result.failures_at[:, column], shorter.failures)
+        assert np.array_equal(result.play_count_at[:, column], shorter.play_count)
+        assert (shorter.expected_time_s, shorter.pseudo_time_s) == (None, None)
+        assert shorter.time_s.shape == (5, 0)
+        assert shorter.play_count_at.shape == (5, 0, 4)
+    (env,) = drops(build, num_seeds=5, seed=3)
+    assert np.array_equal(result.expected_time_s, env.expected_time_s(0.3))
+
+
+@pytest.mark.parametrize("slow", [{}, {"slow_from_round": 12, "slow_factor": [1.0, 3.0, 1.0, 0.5]}])
+def test_pseudo_time_equals_a_plain_recount(slow):
+    build = environment(availability=0.5, **slow)
+    params = {"checkpoints": list(range(1, 31)), "true_means": True}
+    result = run_study(["round-robin"], build, **params, **SMALL)["round-robin"]
+    (env,) = drops(build, num_seeds=5, seed=3)
+    played = np.diff(result.play_count_at, axis=1, prepend=0)  # (seed, round, arm)
+    pseudo_s = np.zeros(5)
+    for t in range(1, 31):
+        means = env.expected_time_s(0.3, t)
+        for row in range(5):
+            pseudo_s[row] += max(
+                (means[row, arm] for arm in range(4) if played[row, t - 1, arm]), default=0.0
+            )
+        assert result.pseudo_time_s[:, t - 1] == pytest.approx(pseudo_s)
+
+
+def test_true_means_change_nothing_else():
+    build = environment(availability=0.5)
+    plain = run_study(["cs-ucb"], build, checkpoints=[30], **SMALL)["cs-ucb"]
+    more = run_study(["cs-ucb"], build, checkpoints=[30], true_means=True, **SMALL)["cs-ucb"]
+    for name in ("total_time_s", "failures", "play_count", "time_s", "play_count_at"):
+        assert np.array_equal(getattr(plain, name), getattr(more, name))
+
+
 def test_a_policy_does_not_depend_on_who_else_takes_part():
     alone = run_study(["cs-ucb"], environment(), **SMALL)["cs-ucb"]
     among = run_study(["random", "cs-ucb"], environment(), **SMALL)["cs-ucb"]
@@ -58,9 +101,15 @@ def test_chunks_do_not_depend_on_the_number_of_processes(monkeypatch):
     assert len(np.unique(serial.total_time_s)) == 5  # chunks differ
     monkeypatch.undo()
     params = SMALL | {"num_seeds": study.SEEDS_PER_CHUNK + 1, "num_rounds": 2}
+    params |= {"checkpoints": [1, 2], "true_means": True}
     one = run_study(["random"], environment(), **params)["random"]
     two = run_study(["random"], environment(), **params, num_processes=2)["random"]
-    assert np.array_equal(one.total_time_s, two.total_time_s)
+    for spec in fields(StudyResult):
+        assert np.array_equal(getattr(one, spec.name), getattr(two, spec.name))
+    chunks = list(drops(environment(), num_seeds=study.SEEDS_PER_CHUNK + 1, seed=3))
+    assert [env.batch_shape for env in chunks] == [(study.SEEDS_PER_CHUNK,), (1,)]
+    means = np.concatenate([env.expected_time_s(0.3) for env in chunks])
+    assert np.array_equal(one.expected_time_s, means)
 
 
 def test_parameters_may_depend_on_the_environment():
@@ -102,6 +151,12 @@ def test_late_joiners_owe_nothing_before_they_join(monkeypatch):
 def test_wrong_arguments(param, value):
     with pytest.raises(ConfigError, match=param):
         run_study(["random"], environment(), **(SMALL | {param: value}))
+
+
+@pytest.mark.parametrize(("param", "value"), [("num_seeds", 0), ("seed", -1)])
+def test_wrong_arguments_of_drops(param, value):
+    with pytest.raises(ConfigError, match=param):
+        list(drops(environment(), **({"num_seeds": 1} | {param: value})))
 
 
 def test_unknown_policy():

@@ -1,0 +1,1 @@
+"""The paper's numerical section: studies, figures, claims and report with one command."""

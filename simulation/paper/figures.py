@@ -1,0 +1,748 @@
+"""The figures: first what they show, as numbers, then drawing and CSV, the same for all."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from strategies.base import FloatArray
+from strategies.regret import cs_ucb_bound_s, cs_ucb_q_bound_s
+
+from .config import PaperConfig
+from .estimate import mean_and_half_width, ratio_of_means
+from .pieces import Arrays, Piece
+from .work import (
+    BASELINES,
+    StudyCurves,
+    StudyPlan,
+    TrainingPlan,
+    beta_label,
+    channels_plan,
+    ideal_plan,
+    scale_plan,
+    tradeoff_plan,
+    training_plans,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+"""Line styles in turn: told apart without colour, and where curves coincide."""
+_EVIDENCE: Final = (20, 100, 500)
+"""Numbers of drops of the figure that shows how evidence grows; all of them besides."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points with confidence intervals.
+
+    Attributes
+    ----------
+    label : str
+        Its name in the legend.
+    x, mean, low, high : (num_points,) array
+        The points, and the ends of their intervals.
+    """
+
+    label: str
+    x: FloatArray
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes
+    ----------
+    title, x_label, y_label : str
+        What it shows, with units.
+    curves : list of Curve
+        In the order of the legend.
+    kind : str
+        ``lines``; ``points`` joined by lines; or ``forest``: points with horizontal intervals, one
+        row per label.
+    rows : list of str
+        Names of a forest's rows; a curve's ``x`` counts them from 0.
+    marks : list of float
+        Values on the vertical axis (the horizontal one of a forest) that are marked.
+    log_x, log_y : bool
+        Logarithmic axes.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: list[Curve]
+    kind: str = "lines"
+    rows: list[str] = field(default_factory=list)
+    marks: list[float] = field(default_factory=list)
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class FigureData:
+    """What a figure shows.
+
+    Attributes
+    ----------
+    name : str
+        Key in :data:`FIGURES`, and the stem of its files.
+    title, caption : str
+        What it is; the caption says how to read it, and what the paper has in its place.
+    panels : list of Panel
+        Side by side.
+    """
+
+    name: str
+    title: str
+    caption: str
+    panels: list[Panel]
+
+
+class Results:
+    """All that was computed, by plan; a study that was not computed cannot be asked for."""
+
+    def __init__(self, config: PaperConfig, arrays: Mapping[str, Arrays]) -> None:
+        self.config = config
+        self.arrays = arrays
+        self._curves: dict[str, StudyCurves] = {}
+
+    def study(self, plan: StudyPlan) -> StudyCurves:
+        """Return the curves of a study."""
+        if plan.name not in self._curves:
+            self._curves[plan.name] = plan.curves(self.arrays)
+        return self._curves[plan.name]
+
+
+# --- what each shows ------------------------------------------------------------------------------
+
+
+def _ideal_gap(results: Results) -> FigureData:
+    study = results.study(ideal_plan(results.config))
+    gaps = {label: study.gap_s(label) for label in BASELINES}
+    return FigureData(
+        "ideal-gap",
+        "Ideal scenario: gap and failed clients",
+        f"{_ideal(study)} Gap: time of the rounds minus rounds times the largest mean of the best "
+        "set (the paper's definition). Bands are over drops; policies share their draws, so their "
+        "differences are far less uncertain than the bands suggest.",
+        [
+            _panel("cumulative gap", "round", "gap [s]", study.rounds, gaps),
+            _panel(
+                "average gap",
+                "round",
+                "gap per round [s]",
+                study.rounds,
+                {label: gap / study.rounds for label, gap in gaps.items()},
+                log_x=True,
+            ),
+            _panel(
+                "failed clients",
+                "round",
+                "failed clients so far",
+                study.rounds,
+                {label: study.failures(label) for label in BASELINES},
+            ),
+        ],
+    )
+
+
+def _ideal_accuracy(results: Results) -> FigureData:
+    plan = training_plans(results.config)["ideal"]
+    return FigureData(
+        "ideal-accuracy",
+        "Ideal scenario: test accuracy against rounds",
+        f"{_training(plan)} Equal i.i.d. shares of MNIST: per round, all policies learn alike.",
+        [_accuracy_by_round(results, plan)],
+    )
+
+
+def _channels_gap(results: Results) -> FigureData:
+    config = results.config
+    counts = config.channel_counts
+    studies = [results.study(channels_plan(config, n)) for n in counts]
+    gaps = {
+        label: np.stack([study.gap_s(label)[:, -1] for study in studies], axis=1)
+        for label in BASELINES
+    }
+    times = {
+        f"{label} minus cs-ucb": np.stack(
+            [study.time_s(label)[:, -1] - study.time_s("cs-ucb")[:, -1] for study in studies],
+            axis=1,
+        )
+        for label in BASELINES[1:]
+    }
+    x = np.array(counts, dtype=np.float64)
+    return FigureData(
+        "channels-gap",
+        "Ideal scenario: gap against the number of channels",
+        f"K = {config.ideal_clients}, T = {config.ideal_rounds}, {config.sweep_drops} drops, the "
+        "same for each N. Right: what CS-UCB saves, drop by drop.",
+        [
+            _panel("cumulative gap", "channels N", "gap [s]", x, gaps, kind="points"),
+            _panel("time saved", "channels N", "time [s]", x, times, kind="points", marks=[0.0]),
+        ],
+    )
+
+
+def _tradeoff(results: Results) -> FigureData:
+    config = results.config
+    study = results.study(tradeoff_plan(config))
+    panels = []
+    for truncate in (True, False):
+        labels = _tradeoff_labels(config, truncate=truncate)
+        kind = "as printed" if truncate else "untruncated"
+        gaps = {shown: study.gap_s(label) for shown, label in labels.items()}
+        average = {label: gap / study.rounds for label, gap in gaps.items()}
+        panels += [
+            _panel(f"cumulative gap, {kind}", "round", "gap [s]", study.rounds, gaps, marks=[0.0]),
+            _panel(
+                f"average gap, {kind}",
+                "round",
+                "gap per round [s]",
+                study.rounds,
+                average,
+                log_x=True,
+                marks=[0.0],
+            ),
+            _panel(
+                f"selection fractions, {kind}",
+                "client",
+                "share of rounds",
+                np.arange(1.0, len(config.floor_values) + 1),
+                {shown: study.fraction(label)[:, -1] for shown, label in labels.items()},
+                kind="points",
+                marks=config.floor_values,
+            ),
+        ]
+    return FigureData(
+        "fairness-tradeoff",
+        "Non-ideal scenario: speed against fairness",
+        f"{_non_ideal(study, config)} Gap against the optimum of the linear program, which meets "
+        "the floors. Truncation leaves clients tied at 1 for thousands of rounds; the paper's own "
+        "figure is reproduced without it only.",
+        panels,
+    )
+
+
+def _fractions(results: Results) -> FigureData:
+    config = results.config
+    study = results.study(tradeoff_plan(config))
+    panels = []
+    for truncate in (True, False):
+        labels = _tradeoff_labels(config, truncate=truncate)
+        kind = "as printed" if truncate else "untruncated"
+        panels += [
+            _panel(
+                f"client {arm + 1}, {kind}",
+                "round",
+                "share of rounds",
+                study.rounds,
+                {shown: study.fraction(label)[:, :, arm] for shown, label in labels.items()},
+                log_x=True,
+                marks=[floor],
+            )
+            for arm, floor in enumerate(config.floor_values)
+        ]
+    return FigureData(
+        "selection-fractions",
+        "Non-ideal scenario: how soon the floors are kept",
+        f"{_non_ideal(study, config)} The dotted line is the client's floor.",
+        panels,
+    )
+
+
+def _non_ideal_accuracy(results: Results) -> FigureData:
+    plans = training_plans(results.config)
+    config = results.config
+    panels = [
+        _accuracy_by_round(results, plans["non-ideal"], "large shares for five digits"),
+        _accuracy_by_round(results, plans["equal"], "equal shares"),
+    ]
+    return FigureData(
+        "non-ideal-accuracy",
+        "Non-ideal scenario: test accuracy against rounds",
+        f"{_training(plans['non-ideal'])} Two clients hold five digits each, the others one. Left "
+        f"they hold {config.large_share} and {config.small_share} examples, right everybody "
+        f"{config.equal_share}; the paper gives no sizes.",
+        panels,
+    )
+
+
+def _fairness_scale(results: Results) -> FigureData:
+    config = results.config
+    counts = config.scale_channel_counts
+    x = np.array(counts, dtype=np.float64)
+    panels = []
+    for what, title in (("gap", "cumulative gap"), ("time", "time of all rounds")):
+        for label in ("cs-ucb-q", "cs-ucb-q, untruncated"):
+            by_rho = {}
+            for rho in config.rho_values:
+                studies = [results.study(scale_plan(config, n, rho)) for n in counts]
+                values = [
+                    study.gap_s(label)[:, -1] if what == "gap" else study.time_s(label)[:, -1]
+                    for study in studies
+                ]
+                by_rho[f"rho = {rho:g}"] = np.stack(values, axis=1)
+            kind = "untruncated" if "untruncated" in label else "as printed"
+            panels.append(
+                _panel(f"{title}, {kind}", "channels N", f"{what} [s]", x, by_rho, kind="points")
+            )
+    return FigureData(
+        "fairness-scale",
+        "Non-ideal scenario: gap against channels, for several fairness scales",
+        f"K = {config.scale_clients}, T = {config.scale_rounds}, availability "
+        f"{config.availability:g}, c = rho s / sum s, {config.scale_drops} drops. A larger rho "
+        "raises the optimum too, so the gap and the time move in opposite directions.",
+        panels,
+    )
+
+
+def _accuracy_time(results: Results) -> FigureData:
+    plans = training_plans(results.config)
+    return FigureData(
+        "accuracy-time",
+        "Test accuracy against wall-clock time",
+        "What matters in the end. Virtual time of the paper's link and computing model. "
+        + _training(plans["ideal"]),
+        [
+            _accuracy_by_time(results, plans["ideal"], "ideal"),
+            _accuracy_by_time(results, plans["non-ideal"], "non-ideal"),
+        ],
+    )
+
+
+def _readings(results: Results) -> FigureData:
+    study = results.study(ideal_plan(results.config))
+    labels = (*BASELINES, "oracle")
+    readings: dict[str, Callable[[str], FloatArray]] = {
+        "literal: the paper's definition": study.gap_s,
+        "pseudo: the paper's proof": study.pseudo_s,
+        "honest: against the best set": study.honest_s,
+    }
+    return FigureData(
+        "regret-readings",
+        "Three readings of regret",
+        f"{_ideal(study)} Literal compares realised maxima with a maximum of means, and grows even "
+        "for the oracle; pseudo sees the slowest mean only; honest compares with the set that has "
+        "the shortest mean round, and is what schedulers should be judged by.",
+        [
+            _panel(
+                title,
+                "round",
+                "regret [s]",
+                study.rounds,
+                {label: reading(label) for label in labels},
+                marks=[0.0],
+            )
+            for title, reading in readings.items()
+        ],
+    )
+
+
+def _bounds(results: Results) -> FigureData:
+    config = results.config
+    ideal, tradeoff = results.study(ideal_plan(config)), results.study(tradeoff_plan(config))
+    first = cs_ucb_bound_s(
+        ideal.rounds, ideal.expected_time_s, config.ideal_selected, config.tau_max_s
+    )
+    panels = [
+        _panel(
+            "Theorem 1: CS-UCB",
+            "round",
+            "regret [s]",
+            ideal.rounds,
+            {
+                "bound, median drop": np.tile(np.median(first, axis=0), (2, 1)),
+                "pseudo-regret": ideal.pseudo_s("cs-ucb"),
+                "tau_max in every round": np.tile(ideal.rounds * config.tau_max_s, (2, 1)),
+            },
+            log_x=True,
+            log_y=True,
+        )
+    ]
+    for beta in (max(config.beta_values), min(config.beta_values)):
+        label = beta_label(beta, truncate=True)
+        bound = cs_ucb_q_bound_s(
+            tradeoff.rounds, config.floor_values, config.tradeoff_selected, config.tau_max_s, beta
+        )
+        panels.append(
+            _panel(
+                f"Theorem 2: beta = {beta:g}",
+                "round",
+                "regret [s]",
+                tradeoff.rounds,
+                {
+                    "bound": np.tile(bound, (2, 1)),
+                    "pseudo-regret": tradeoff.pseudo_s(label),
+                    "tau_max in every round": np.tile(tradeoff.rounds * config.tau_max_s, (2, 1)),
+                },
+                log_x=True,
+                log_y=True,
+            )
+        )
+    return FigureData(
+        "regret-bounds",
+        "The two regret bounds against what is measured",
+        "A bound above the line of tau_max in every round says nothing: no policy can lose more. "
+        "Theorem 1's is orders of magnitude above it at these settings. Where the regret is "
+        "negative a logarithmic axis shows nothing.",
+        panels,
+    )
+
+
+def _evidence(results: Results) -> FigureData:
+    config = results.config
+    study = results.study(ideal_plan(config))
+    labels = list(study.plan.contenders)
+    best = study.arrays["best_set_s"] * config.ideal_rounds
+    random = study.time_s("random")[:, -1]
+    counts = [n for n in _EVIDENCE if n < len(best)] + [len(best)]
+    ratio_curves, saved_curves = [], []
+    for count in counts:
+        ratios, saved = [], []
+        for label in labels:
+            total = study.time_s(label)[:count, -1]
+            ratios.append(ratio_of_means(total, best[:count]))
+            mean, half = mean_and_half_width((random[:count] - total)[:, np.newaxis])
+            saved.append((float(mean[0]), float(half[0])))
+        x = np.arange(float(len(labels)))
+        ratio_curves.append(
+            Curve(
+                f"{count} drops",
+                x,
+                np.array([r.mean for r in ratios]),
+                np.array([r.low for r in ratios]),
+                np.array([r.high for r in ratios]),
+            )
+        )
+        means, halves = np.array(saved).T
+        saved_curves.append(Curve(f"{count} drops", x, means, means - halves, means + halves))
+    return FigureData(
+        "evidence",
+        "Total time of every policy, and how sure we are",
+        f"{_ideal(study)} Paired draws: each interval is of a difference or ratio drop by drop. "
+        "local-accuracy needs training and is in the accuracy figures. cs-ucb-q keeps floors of "
+        "half a fair share each.",
+        [
+            Panel(
+                "time against the best fixed set",
+                "ratio of total times",
+                "",
+                ratio_curves,
+                kind="forest",
+                rows=labels,
+                marks=[1.0],
+            ),
+            Panel(
+                "time saved against random",
+                "time [s]",
+                "",
+                saved_curves,
+                kind="forest",
+                rows=labels,
+                marks=[0.0],
+            ),
+        ],
+    )
+
+
+# --- which there are, and what they need ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure that can be asked for.
+
+    Attributes
+    ----------
+    show : callable
+        Returns what it shows.
+    plans : callable
+        Returns the plans whose results it needs.
+    summary : str
+        One line for help texts.
+    """
+
+    show: Callable[[Results], FigureData]
+    plans: Callable[[PaperConfig], Sequence[StudyPlan | TrainingPlan]]
+    summary: str
+
+
+def _channels_plans(config: PaperConfig) -> list[StudyPlan]:
+    return [channels_plan(config, n) for n in config.channel_counts]
+
+
+def _scale_plans(config: PaperConfig) -> list[StudyPlan]:
+    return [
+        scale_plan(config, n, rho) for rho in config.rho_values for n in config.scale_channel_counts
+    ]
+
+
+def _of_training(*names: str) -> Callable[[PaperConfig], list[TrainingPlan]]:
+    return lambda config: [training_plans(config)[name] for name in names]
+
+
+FIGURES: Final[Mapping[str, FigureSpec]] = {
+    "ideal-gap": FigureSpec(
+        _ideal_gap, lambda c: [ideal_plan(c)], "gap and failed clients against rounds"
+    ),
+    "ideal-accuracy": FigureSpec(
+        _ideal_accuracy, _of_training("ideal"), "test accuracy against rounds, ideal"
+    ),
+    "channels-gap": FigureSpec(_channels_gap, _channels_plans, "gap against N"),
+    "fairness-tradeoff": FigureSpec(
+        _tradeoff, lambda c: [tradeoff_plan(c)], "gap and selection fractions per beta"
+    ),
+    "selection-fractions": FigureSpec(
+        _fractions, lambda c: [tradeoff_plan(c)], "selection fractions against rounds per beta"
+    ),
+    "non-ideal-accuracy": FigureSpec(
+        _non_ideal_accuracy,
+        _of_training("non-ideal", "equal"),
+        "test accuracy against rounds, non-ideal",
+    ),
+    "fairness-scale": FigureSpec(_fairness_scale, _scale_plans, "gap against N per rho"),
+    "accuracy-time": FigureSpec(
+        _accuracy_time, _of_training("ideal", "non-ideal"), "accuracy against wall-clock time"
+    ),
+    "regret-readings": FigureSpec(
+        _readings, lambda c: [ideal_plan(c)], "literal, pseudo and honest regret"
+    ),
+    "regret-bounds": FigureSpec(
+        _bounds, lambda c: [ideal_plan(c), tradeoff_plan(c)], "the theorems against measured regret"
+    ),
+    "evidence": FigureSpec(
+        _evidence, lambda c: [ideal_plan(c)], "all policies with paired intervals"
+    ),
+}
+"""By name, in the order of the report: the paper's seven, then ours."""
+
+
+def pieces_of(names: Sequence[str], config: PaperConfig) -> list[Piece]:
+    """Return what has to be computed for some figures, each piece once."""
+    plans = {plan.name: plan for name in names for plan in FIGURES[name].plans(config)}
+    return [piece for plan in plans.values() for piece in plan.pieces()]
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _panel(
+    title: str,
+    x_label: str,
+    y_label: str,
+    x: FloatArray | np.ndarray[Any, np.dtype[np.int64]],
+    samples: Mapping[str, FloatArray],
+    **options: Any,
+) -> Panel:
+    """Return a panel of curves from samples of shape (num_repetitions, len(x))."""
+    curves = []
+    for label, values in samples.items():
+        mean, half = mean_and_half_width(np.asarray(values, dtype=np.float64))
+        curves.append(Curve(label, np.asarray(x, dtype=np.float64), mean, mean - half, mean + half))
+    return Panel(title, x_label, y_label, curves, **options)
+
+
+def _accuracy_by_round(results: Results, plan: TrainingPlan, title: str = "") -> Panel:
+    labels = list(plan.policies)
+    rounds = plan.curve(results.arrays, labels[0], "rounds")[0]
+    samples = {label: plan.curve(results.arrays, label, "accuracy") for label in labels}
+    return _panel(title, "round", "test accuracy", rounds, samples)
+
+
+def _accuracy_by_time(results: Results, plan: TrainingPlan, title: str) -> Panel:
+    """Accuracies at common times: each run's last evaluation up to then."""
+    labels = list(plan.policies)
+    times = {label: plan.curve(results.arrays, label, "time_s") for label in labels}
+    end_s = min(float(time.max()) for time in times.values())
+    grid = np.linspace(0.0, end_s, 101)[1:]
+    samples = {}
+    for label in labels:
+        accuracy = plan.curve(results.arrays, label, "accuracy")
+        samples[label] = np.stack(
+            [
+                np.interp(grid, time, values)
+                for time, values in zip(times[label], accuracy, strict=True)
+            ]
+        )
+    return _panel(title, "virtual time [s]", "test accuracy", grid, samples)
+
+
+def _tradeoff_labels(config: PaperConfig, *, truncate: bool) -> dict[str, str]:
+    """Return the study's labels by what panels call them, the same with and without truncation."""
+    labels = {
+        beta_label(beta, truncate=True): beta_label(beta, truncate=truncate)
+        for beta in config.beta_values
+    }
+    return labels | {name: name for name in ("modified-cs-ucb", "random")}
+
+
+def _ideal(study: StudyCurves) -> str:
+    plan = study.plan
+    return (
+        f"K = {plan.environment.keywords['num_arms']}, N = {plan.num_selected}, "
+        f"T = {plan.num_rounds}, {plan.num_drops} drops."
+    )
+
+
+def _non_ideal(study: StudyCurves, config: PaperConfig) -> str:
+    where = "drawn" if config.distance_values is None else f"at {config.tradeoff_distances_m} m"
+    return (
+        f"K = {len(config.floor_values)}, N = {study.plan.num_selected}, c = ({config.floors}), "
+        f"availability {config.availability:g}, clients {where}, {study.plan.num_drops} runs."
+    )
+
+
+def _training(plan: TrainingPlan) -> str:
+    settings = plan.settings
+    return (
+        f"K = {settings['num-clients']}, N = {settings['num-selected']}, "
+        f"{settings['rounds']} rounds, {plan.num_seeds} runs per policy."
+    )
+
+
+# --- drawing and writing --------------------------------------------------------------------------
+
+
+def write_figure(
+    data: FigureData, folder: Path, data_folder: Path, *, mark: str = ""
+) -> list[Path]:
+    """Draw a figure as PNG and SVG, and write the numbers behind it as CSV.
+
+    Parameters
+    ----------
+    data : FigureData
+        What to show.
+    folder, data_folder : Path
+        Where figures and CSV files go; created if need be.
+    mark : str
+        Put on the figure, for instance that it is a quick look.
+
+    Returns
+    -------
+    list of Path
+        The files.
+    """
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    data_folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{data.name}.{kind}" for kind in ("png", "svg")]
+    # Fixed ids and no date: the same numbers give the same files.
+    with matplotlib.rc_context({"svg.hashsalt": data.name, "font.size": 9}):
+        figure = _draw(data, mark)
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+            figure.savefig(path, dpi=120, metadata=metadata)
+    paths.append(data_folder / f"{data.name}.csv")
+    with paths[-1].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("panel", "curve", "x", "mean", "low", "high"))
+        writer.writerows(_rows(data))
+    return paths
+
+
+def _rows(data: FigureData) -> Iterator[tuple[object, ...]]:
+    for panel in data.panels:
+        for curve in panel.curves:
+            for i, x in enumerate(curve.x):
+                where = panel.rows[int(x)] if panel.rows else f"{x:.10g}"
+                values = (curve.mean[i], curve.low[i], curve.high[i])
+                yield (panel.title, curve.label, where, *(f"{value:.10g}" for value in values))
+
+
+def _draw(data: FigureData, mark: str) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(data.panels))
+    rows = -(-len(data.panels) // columns)
+    # Figures of their own, not pyplot's: no display, no global state.
+    figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    labels = dict.fromkeys(curve.label for panel in data.panels for curve in panel.curves)
+    looks = {
+        label: (f"C{number % 10}", style)
+        for (number, label), style in zip(enumerate(labels), cycle(_STYLES), strict=False)
+    }
+    for panel, where in zip(data.panels, axes, strict=False):
+        _draw_panel(panel, where, looks)
+    handles: dict[str, Any] = {}
+    for where in axes:
+        for handle, label in zip(*where.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    for spare in axes[len(data.panels) :]:
+        spare.set_axis_off()
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
+    )
+    figure.suptitle(data.title + (f"   [{mark}]" if mark else ""))
+    return figure
+
+
+def _draw_panel(panel: Panel, axes: Axes, looks: Mapping[str, tuple[str, Any]]) -> None:
+    """Draw one panel; ``looks`` are the colour and line style of each label."""
+    if panel.kind == "forest":
+        _draw_forest(panel, axes)
+    else:
+        for curve in panel.curves:
+            color, style = looks[curve.label]
+            mean, low, high = curve.mean, curve.low, curve.high
+            if panel.log_y:  # what is not above 0 has no place there
+                mean, low, high = (np.where(v > 0, v, np.nan) for v in (mean, low, high))
+            axes.plot(
+                curve.x,
+                mean,
+                label=curve.label,
+                linestyle=style,
+                marker="o" if panel.kind == "points" else None,
+                markersize=4,
+                color=color,
+            )
+            axes.fill_between(curve.x, low, high, color=color, alpha=0.15, linewidth=0)
+        for mark in panel.marks:
+            axes.axhline(mark, color="0.4", linewidth=1, linestyle=":")
+        axes.set_ylabel(panel.y_label)
+        if panel.kind == "points":
+            axes.set_xticks(panel.curves[0].x)
+    axes.set_title(panel.title, fontsize="medium")
+    axes.set_xlabel(panel.x_label)
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+
+
+def _draw_forest(panel: Panel, axes: Axes) -> None:
+    for number, curve in enumerate(panel.curves):
+        height = curve.x + 0.15 * (number - (len(panel.curves) - 1) / 2)
+        ends = np.stack([curve.mean - curve.low, curve.high - curve.mean])
+        axes.errorbar(
+            curve.mean,
+            height,
+            xerr=ends,
+            fmt="os^Dv"[number % 5],
+            markersize=4,
+            capsize=2,
+            label=curve.label,
+            color=f"C{number}",
+        )
+    for mark in panel.marks:
+        axes.axvline(mark, color="0.4", linewidth=1, linestyle=":")
+    axes.set_yticks(np.arange(len(panel.rows)), panel.rows)
+    axes.invert_yaxis()
