@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import logging
-import os
+import math
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from client.errors import ClientConfigError, MnistUnavailableError
+from client.wire import package_version
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
@@ -35,12 +36,27 @@ _NODE_CONFIG: Final = (
 """Flags that the ClientApp reads from its node configuration, under their kebab-case names."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 when stopped, 1 when the server refuses, 2 for wrong usage."""
+def main(
+    arguments: Sequence[str] | None = None, available: Callable[[], bool] = lambda: True
+) -> int:
+    """Run the command line and return its exit code.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Instead of those of the process.
+    available : callable
+        Tells whether the client takes work at first.
+
+    Returns
+    -------
+    int
+        0 when stopped, 1 when the server refuses, 2 for wrong usage.
+    """
     from client.stream import ConnectionRefused
 
     try:
-        cli.main(args=arguments, prog_name="flower-client", standalone_mode=False)
+        cli.main(args=arguments, prog_name="flower-client", standalone_mode=False, obj=available)
     except click.ClickException as error:
         return _fail(error.format_message(), EXIT_USAGE)
     except ClientConfigError as error:
@@ -52,13 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_DONE
 
 
-def entry_point() -> None:
-    """Run as a program."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells of every ordinary goodbye
-    sys.exit(main())
-
-
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_version(), prog_name="flower-client")
 @click.option("--server", "address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
 @click.option("--name", default=socket.gethostname, show_default="host name", help="Who this is.")
 @click.option("--partition-id", type=click.IntRange(min=0), help="Which share of MNIST, from 0.")
@@ -72,7 +83,13 @@ def entry_point() -> None:
 @click.option("--app", "app_path", default=_OUR_APP, help="Another ClientApp, MODULE:NAME.")
 @click.option("--tls", type=click.Path(path_type=Path), help="Folder of ca.pem and this client's.")
 @click.option("--insecure", is_flag=True, help="Connect beyond loopback without TLS.")
-@click.option("--max-message-mb", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option(
+    "--max-message-mb",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Largest message [MiB].",
+)
 @click.pass_context
 def cli(
     context: click.Context,
@@ -102,6 +119,11 @@ def cli(
         raise ClientConfigError(
             "which share of MNIST is this client's? Give --partition-id and --num-partitions"
         )
+    if not node_config.get("partition-id", 0) < node_config.get("num-partitions", math.inf):
+        raise ClientConfigError(
+            f"partition-id = {node_config['partition-id']}: must be below num-partitions = "
+            f"{node_config['num-partitions']}, shares count from 0"
+        )
     from client.emulation import EmulatedDevice
 
     EmulatedDevice.from_node_config(node_config)  # refuses a wrong link or rate before connecting
@@ -121,6 +143,7 @@ def cli(
             _load_app(app_path),
             node_config,
             credentials=credentials,
+            available=context.obj(),
             max_message_bytes=max_message_mb << 20,
         )
     except WireError as error:
@@ -133,6 +156,7 @@ def cli(
         )
 
     signal.signal(signal.SIGUSR1, toggle)
+    client.set_available(context.obj())  # it may have come meanwhile
     signal.signal(signal.SIGTERM, lambda signum, frame: client.stop())
     client.run()
 

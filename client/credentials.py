@@ -39,7 +39,7 @@ def channel_credentials(folder: Path, name: str) -> grpc.ChannelCredentials:
     ClientConfigError
         If a file is missing, or the server would refuse the certificate.
     """
-    own = folder if (folder / f"{name}.pem").exists() else folder / "clients"
+    own = folder / "clients" if (folder / "clients" / f"{name}.pem").exists() else folder
     ca, certificate, key = folder / "ca.pem", own / f"{name}.pem", own / f"{name}.key"
     check_pair(ca, certificate, key, name=name)
     return grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), certificate.read_bytes())

@@ -70,6 +70,10 @@ class EmulatedDevice:
             If a value is wrong, or a link lacks its distance.
         """
         kind, compute = str(config.get("link", "")), str(config.get("compute", ""))
+        if not kind:
+            for key in ("distance-m", "bandwidth-hz", "payload-bits"):
+                if key in config:
+                    raise ClientConfigError(f"{key} = {config[key]!r}: needs link = rayleigh")
         if not kind and not compute:
             return None
         link = None

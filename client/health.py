@@ -7,7 +7,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client.errors import ClientConfigError
 
-__all__ = ["check_health", "check_timeout", "no_answer"]
+__all__ = ["check_health", "check_timeout", "no_answer", "tls_hint"]
 
 
 def check_health(channel: grpc.Channel, address: str, timeout_s: float) -> None:
@@ -52,5 +52,21 @@ def check_timeout(timeout_s: float) -> None:
 
 def no_answer(address: str, error: grpc.RpcError) -> ConnectionError:
     """Return what to raise when a server did not answer a question."""
-    reason = error.details() if isinstance(error, grpc.Call) else str(error)
-    return ConnectionError(f"no flower-server answers at {address}: {reason}")
+    reason = str(error.details() if isinstance(error, grpc.Call) else error)
+    return ConnectionError(f"no flower-server answers at {address}: {reason}{tls_hint(reason)}")
+
+
+def tls_hint(reason: str) -> str:
+    """Return what may be behind a connection that breaks before anything was said.
+
+    Parameters
+    ----------
+    reason : str
+        What gRPC says.
+    """
+    words = reason.lower()
+    if "socket closed" in words or "connection reset" in words or "settings frame" in words:
+        return " (does it want --tls, or is it no flower-server?)"
+    if "handshake" in words:
+        return " (does it speak without TLS, or is its certificate another authority's?)"
+    return ""

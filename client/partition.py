@@ -19,6 +19,7 @@ __all__ = [
     "PARTITIONERS",
     "PartitionerSpec",
     "build_partition",
+    "check_partitioner",
     "lookup",
     "partition_by_label",
     "partition_dirichlet",
@@ -387,6 +388,19 @@ def build_partition(
         raise ClientConfigError(f"seed = {seed}: must be at least 0")
     arguments = [argument.strip() for argument in text.split(",")] if text else []
     return spec.build(labels, num_partitions, np.random.default_rng([seed, _STREAM]), arguments)
+
+
+def check_partitioner(partitioner: str) -> None:
+    """Refuse a text that no client would understand, without data and their number at hand.
+
+    Raises
+    ------
+    ClientConfigError
+        If the name is unknown or the numbers do not fit it.
+    """
+    name, _, text = partitioner.strip().partition(":")
+    num_partitions = text.count(",") + 1 if name.strip() == "sizes" else 3
+    build_partition(partitioner, np.tile(np.arange(10), 6000), num_partitions, 0)
 
 
 def _integers(name: str, arguments: Arguments, at_most: int | None = None) -> list[int]:

@@ -23,6 +23,8 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from client import wire
+from client.errors import ClientConfigError
+from client.health import tls_hint
 
 __all__ = ["LOGGER", "ConnectionRefused", "StreamClient", "VersionMismatch", "Worker"]
 
@@ -358,7 +360,8 @@ class StreamClient:
             return
         self._said_s = now_s
         what = "lost the connection to" if self._connected_once else "cannot reach"
-        LOGGER.warning("%s the server at %s (%s); still trying", what, self._address, why)
+        why = f"({why}){tls_hint(why)}"
+        LOGGER.warning("%s the server at %s %s; still trying", what, self._address, why)
 
     def _tell_availability(self) -> None:
         if self._stream is not None:
@@ -402,9 +405,13 @@ class StreamClient:
             frame = _reply_frame(work.message_id, reply)
         except (Exception, SystemExit) as error:  # the message fails, not the client
             text = _describe(error)
+            if _is_expected(message, error):
+                LOGGER.info("this app answers no %s messages", message.metadata.message_type)
+                return _error_frame(message, text)
             news = text != self._last_error  # a traceback each round would fill the disk
             self._last_error = text
-            LOGGER.error("the ClientApp raised %s", text, exc_info=error if news else None)
+            trace = news and not isinstance(error, ClientConfigError)  # whose text says it all
+            LOGGER.error("the ClientApp raised %s", text, exc_info=error if trace else None)
             return _error_frame(message, text)
         limit = min(welcome.max_message_bytes, self._max_message_bytes)
         if len(frame) > limit:
@@ -523,6 +530,12 @@ def _reply_frame(message_id: str, reply: Message) -> bytes:
 def _error_frame(message: Message, reason: str) -> bytes:
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
     return _reply_frame(message.metadata.message_id, Message(error, reply_to=message))
+
+
+def _is_expected(message: Message, error: BaseException) -> bool:
+    """Tell whether an app has just no function for a kind of message, as for queries is usual."""
+    kind = message.metadata.message_type.partition(".")[0]
+    return isinstance(error, ValueError) and str(error).startswith(f"No {kind} function registered")
 
 
 def _is_cancelled() -> bool:

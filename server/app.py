@@ -23,7 +23,8 @@ from strategies.flower import (
 from .aggregation import build_aggregation
 from .config import ServerConfig
 from .history import RunHistory
-from .run_directory import RunDirectory, load_model
+from .round_log import RoundLog
+from .run_directory import RunDirectory, load_model, refuse_existing
 
 
 def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> ScheduledStrategy:
@@ -57,6 +58,26 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,
         **policy_parameters(config),
     )
+
+
+def check_settings(config: ServerConfig) -> None:
+    """Refuse what :func:`create_app`'s app would refuse, before anything is opened or written.
+
+    Raises
+    ------
+    ConfigError, UnknownPolicyError, ClientConfigError
+        If a setting is unknown, out of range, does not fit another, or names a file that is wrong.
+    """
+    from client.partition import check_partitioner
+    from client.task import initial_arrays
+
+    build_strategy(config)
+    check_partitioner(config.partitioner)
+    arrays = initial_arrays(config.model, config.seed)
+    if config.initial_model:
+        load_model(Path(config.initial_model), like=arrays)
+    if config.run_dir:
+        refuse_existing(Path(config.run_dir))
 
 
 def policy_parameters(config: ServerConfig) -> dict[str, Any]:
@@ -111,10 +132,13 @@ def create_app(
         evaluate = evaluator(config)
         directory = None
         if config.run_dir:
+            directory = RunDirectory(Path(config.run_dir), settings or config.to_mapping())
             # On a SuperLink the ServerApp runs where the SuperLink was started.
             LOGGER.info("results go to %s", Path(config.run_dir).resolve())
-            directory = RunDirectory(Path(config.run_dir), settings or config.to_mapping())
             strategy.add_hook(directory.write_round)
+            strategy.add_hook(
+                lambda record, arrays: directory.note_arms(strategy.arms.arms, strategy.floors)
+            )
         for hook in hooks:
             strategy.add_hook(hook)
         on_strategy(strategy)
@@ -133,7 +157,7 @@ def create_app(
                 target_accuracy=config.target_accuracy,
             )
             if directory is not None:
-                directory.write_arms(strategy.arms.arms, strategy.floors)
+                directory.note_arms(strategy.arms.arms, strategy.floors)
                 directory.write_summary(summary)
                 directory.write_model("last", history.arrays)
             on_summary(summary)
@@ -202,4 +226,4 @@ def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord
     return evaluate_fn
 
 
-app = create_app()
+app = create_app(hooks=(RoundLog(),))

@@ -25,6 +25,7 @@ _SKEW: Final = datetime.timedelta(hours=1)
 """Devices whose clock is a little slow must accept a certificate made just now."""
 _CLIENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
+_HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _SERVER_USAGES: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 """Of the server's certificate: its operator asks for health and status with it."""
 
@@ -56,10 +57,12 @@ class CertificateFolder:
         Raises
         ------
         ConfigError
-            If an authority exists already, or no host is given.
+            If an authority exists already, or a host is missing or is neither name nor address.
         """
         if not hosts:
             raise ConfigError("host", "", "at least one name or address of the server")
+        for host in hosts:
+            _check_host(host)
         if (self.path / "ca.key").exists():
             raise ConfigError(
                 "certificates", str(self.path), "a folder without an authority, or use renew"
@@ -129,6 +132,14 @@ class CertificateFolder:
 
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _check_host(host: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not _HOST.fullmatch(host):
+            raise ConfigError("host", host, "a host name or an IP address") from None
 
 
 def _general_name(host: str) -> x509.GeneralName:

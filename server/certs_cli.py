@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
+
+from client.wire import package_version
 
 from .certificates import CertificateFolder
 from .command_line import run_command
@@ -15,11 +16,6 @@ from .command_line import run_command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     return run_command(cli, arguments, "flower-certs")
-
-
-def entry_point() -> None:
-    """Run as a program."""
-    sys.exit(main())
 
 
 _folder = click.option(
@@ -33,6 +29,7 @@ _folder = click.option(
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_version(), prog_name="flower-certs")
 def cli() -> None:
     """Make a certificate authority, a server certificate and named client certificates.
 

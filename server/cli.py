@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from client.health import check_health
+from client.wire import package_version
+from strategies import ConfigError
 from strategies.flower import LOGGER
 
 from .command_line import given_settings, run_command, settings_options
@@ -30,28 +30,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(cli, arguments, "flower-server")
 
 
-def entry_point() -> None:
-    """Run as a program."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells of every ordinary goodbye
-    sys.exit(main())
+_WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-message-mb"}
+"""Settings that concern somebody else's ServerApp too."""
 
 
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+@click.version_option(package_version(), prog_name="flower-server")
 @settings_options(FleetConfig, lambda key, default: str(default))
 @click.pass_context
 def cli(context: click.Context, /, **flags: Any) -> None:
     """Wait for flower-clients, schedule them, train, and leave the results in a run directory."""
     if context.invoked_subcommand is not None:
         return
-    config = FleetConfig.from_mapping(given_settings(flags))
+    given = given_settings(flags)
+    config = FleetConfig.from_mapping(given)
+    if config.app and (useless := given.keys() - _WITH_APP):
+        key = min(useless)
+        raise ConfigError(key, given[key], "left out with --app: that app has settings of its own")
     if not config.run_dir and not config.app:
         config = replace(config, run_dir=str(default_run_dir(config.strategy)))
     console = Console(stderr=True)
-    LOGGER.handlers = [RichHandler(console=console, show_path=False, markup=False)]
-    LOGGER.propagate = False
+    handler = _handler(console)
+    LOGGER.handlers, LOGGER.propagate = [handler], False
     LOGGER.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
@@ -64,11 +67,22 @@ def cli(context: click.Context, /, **flags: Any) -> None:
     except KeyboardInterrupt:
         told = ", the clients were told" if config.runtime == "stream" else ""
         console.print(f"stopped: the round was abandoned{told}", highlight=False)
+    finally:
+        LOGGER.removeHandler(handler)
     if config.run_dir and (summary := Path(config.run_dir) / "summary.json").exists():
         numbers = json.loads(summary.read_text())
         numbers.pop("arms")
         console.print_json(json.dumps(numbers))
         click.echo(config.run_dir)
+
+
+def _handler(console: Console) -> logging.Handler:
+    """Log for people at a terminal; else whole lines, as journals and grep want them."""
+    if console.is_terminal:
+        return RichHandler(console=console, show_path=False, markup=False)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handler
 
 
 _address = click.option("--address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")

@@ -54,7 +54,7 @@ def run_command(command: click.Command, arguments: Sequence[str] | None, name: s
     except (SchedulingError, ClientConfigError) as error:
         return _fail(str(error), EXIT_USAGE)
     except (MnistUnavailableError, OSError) as error:
-        return _fail(str(error), EXIT_FAILED)
+        return _fail(_without_number(error), EXIT_FAILED)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", EXIT_INTERRUPTED)
     return EXIT_DONE
@@ -128,6 +128,13 @@ def log_warnings_to(console: Console) -> None:
     LOGGER.handlers = [handler]
     LOGGER.propagate = False
     LOGGER.setLevel(logging.INFO)
+
+
+def _without_number(error: Exception) -> str:
+    """Return an error's text: of the system's the file and the words."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _fail(text: str, code: int) -> int:

@@ -30,8 +30,8 @@ class ServerConfig(Settings):
     fairness: str = field(
         default="heuristic:0.5",
         metadata={
-            "help": "Guaranteed share of rounds: numbers like 0.6,0.5,0.4, or equal:C, "
-            "proportional:RHO, heuristic:PHI, none."
+            "help": "Guaranteed share of rounds: NAME=C,NAME=C, or equal:C, proportional:RHO, "
+            "heuristic:PHI, none; numbers like 0.6,0.5,0.4 in simulations."
         },
     )
     rounds: int = field(default=100, metadata={"help": "Rounds at most."})

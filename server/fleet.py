@@ -19,12 +19,13 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import ServerApp
 
 from client.credentials import server_credentials
-from strategies import ConfigError
+from strategies import ConfigError, GivenFloors, parse_floors
 from strategies.flower import LOGGER, RoundHook
 
-from .app import create_app
+from .app import check_settings, create_app
 from .command_line import stoppable
 from .config import ServerConfig
+from .round_log import RoundLog
 from .status import RunStatus
 from .stream_grid import StreamGrid
 
@@ -57,18 +58,24 @@ class FleetConfig(ServerConfig):
         super().__post_init__()
         self.require("runtime", self.runtime in ("stream", "superlink"), "stream or superlink")
         self.require("max_message_mb", self.max_message_mb >= 1, "at least 1")
-        self._require_address("address")
-        if self.metrics:
-            self._require_address("metrics")
+        self._require_address("address", secure=bool(self.tls))
+        if self.metrics:  # in the clear, and for whoever asks
+            self._require_address("metrics", secure=False)
+        self.require(
+            "fairness",
+            not isinstance(parse_floors(self.fairness), GivenFloors),
+            "a rule, or floors by name such as dev-1=0.6,dev-2=0.5: clients join in any order",
+        )
 
-    def _require_address(self, name: str) -> None:
+    def _require_address(self, name: str, *, secure: bool) -> None:
         host, colon, port = str(getattr(self, name)).rpartition(":")
         valid = bool(colon and host) and port.isdigit() and int(port) < 65536
         self.require(name, valid, "HOST:PORT")
         self.require(
             name,
-            bool(self.tls) or self.insecure or _is_loopback(host),
-            "on loopback, or with --tls FOLDER, or with --insecure",
+            secure or self.insecure or _is_loopback(host),
+            "on loopback, or with --insecure"
+            + (", or with --tls FOLDER" if name == "address" else ""),
         )
 
     def server_config(self) -> ServerConfig:
@@ -93,6 +100,8 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
     ------
     ConfigError, ClientConfigError
         If a setting or a file is wrong, or the address cannot be had.
+    AppFailed
+        If the ServerApp raised, or no round changed the model.
     KeyboardInterrupt
         If stopped by a signal, after everything was written and the clients were told.
     """
@@ -105,7 +114,10 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
         server_app = load_server_app(config.app)
         run_config = app_config(Path())
     else:
-        server_app = create_app(hooks=hooks, settings=config.to_mapping(), on_strategy=status.watch)
+        check_settings(config.server_config())  # before anybody can connect
+        server_app = create_app(
+            hooks=(RoundLog(), *hooks), settings=config.to_mapping(), on_strategy=status.watch
+        )
     grid = StreamGrid(
         config.address,
         run_config=run_config,
@@ -128,18 +140,29 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
         if config.metrics:
             from .metrics import metrics_server  # only who wants it waits for its imports
 
-            tls = Path(config.tls) if config.tls else None
             metrics = stack.enter_context(
-                metrics_server(config.metrics, partial(status.snapshot, grid), tls)
+                metrics_server(config.metrics, partial(status.snapshot, grid))
             )
             host = config.metrics.rpartition(":")[0]
-            LOGGER.info("metrics at http%s://%s:%d/metrics", "s" if tls else "", host, metrics.port)
+            LOGGER.info("metrics at http://%s:%d/metrics", host, metrics.port)
         stack.enter_context(stoppable())
-        server_app(grid, context)
+        try:
+            server_app(grid, context)
+        except Exception as error:
+            if not config.app:
+                raise
+            LOGGER.error("the ServerApp failed", exc_info=error)  # whose code we do not know
+            raise AppFailed(f"{config.app} raised {type(error).__name__}: {error}") from None
+    if status.failed:
+        raise AppFailed("no round has changed the model: see the reasons in the log")
+
+
+class AppFailed(ChildProcessError):
+    """The ServerApp failed; the text is one line."""
 
 
 class DenyList:
-    """Names that are refused; the file is read again whenever somebody says hello.
+    """Names that are refused; the file is read again whenever it has changed.
 
     Parameters
     ----------
@@ -155,26 +178,37 @@ class DenyList:
     def __init__(self, path: str) -> None:
         self._path = path
         self._names: set[str] = set()
+        self._said = ""
+        self._version: tuple[int, int, int] | None = None
         if path:
             try:
                 self._read()
-            except OSError as error:
-                raise ConfigError(
-                    "deny-list", path, f"a readable file ({error.strerror})"
-                ) from None
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ConfigError("deny-list", path, f"a readable file ({reason})") from None
 
     def __call__(self, name: str) -> bool:
         """Tell whether a client must stay out."""
         if self._path:
             try:
                 self._read()
-            except OSError as error:  # the names that were read last still count
-                LOGGER.warning("deny-list %s: %s", self._path, error.strerror)
+            except (OSError, UnicodeDecodeError) as error:  # the names read last still count
+                reason = getattr(error, "strerror", None) or str(error)
+                if reason != self._said:
+                    LOGGER.warning("deny-list %s: %s", self._path, reason)
+                self._said = reason
+            else:
+                self._said = ""
         return name in self._names
 
     def _read(self) -> None:
+        found = Path(self._path).stat()
+        version = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if version == self._version:
+            return
         lines = Path(self._path).read_text(encoding="utf-8").splitlines()
         self._names = {line.strip() for line in lines if line.strip()}
+        self._version = version
 
 
 def app_config(folder: Path) -> UserConfig:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from flwr.app import ArrayRecord
 
-from strategies.flower import Arm, RoundRecord, failure_kind
+from strategies.flower import TIMEOUT, Arm, RoundRecord, failure_kind
 
 _SUGGESTED_QUANTILE: Final = 0.99
 _SUGGESTED_FACTOR: Final = 1.5
@@ -95,7 +95,7 @@ class RunHistory:
             "failures": sum(failures.values()),
             "failure_reasons": dict(reasons),
             "tau_max_s": tau_max_s,
-            "suggested_tau_max_s": _suggest_tau_max(every_rtt, sum(failures.values()), tau_max_s),
+            "suggested_tau_max_s": _suggest_tau_max(every_rtt, reasons[TIMEOUT], tau_max_s),
             "arms": [
                 {
                     "index": arm.index,
@@ -111,13 +111,13 @@ class RunHistory:
         }
 
 
-def _suggest_tau_max(rtts: list[float], num_failures: int, tau_max_s: float) -> float | None:
+def _suggest_tau_max(rtts: list[float], num_timeouts: int, tau_max_s: float) -> float | None:
     """Suggest a deadline: half as much again as 99 of 100 answers take, or twice the present one.
 
-    With more than 1 in 100 failures the deadline itself hides that quantile.
+    With more than 1 in 100 answers too late the deadline itself hides that quantile.
     """
     if not rtts:
         return None
-    if num_failures > (1 - _SUGGESTED_QUANTILE) * (len(rtts) + num_failures):
+    if num_timeouts > (1 - _SUGGESTED_QUANTILE) * (len(rtts) + num_timeouts):
         return 2 * tau_max_s
     return round(_SUGGESTED_FACTOR * float(np.quantile(rtts, _SUGGESTED_QUANTILE)), 3)

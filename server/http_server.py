@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import threading
-from pathlib import Path
 from typing import Any, Self
 
 import uvicorn
@@ -26,22 +24,11 @@ class HttpServer:
         Where to listen, ``host:port``; port 0 picks a free one.
     app : ASGI application
         What answers.
-    tls : Path, optional
-        Folder of ``ca.pem``, ``server.pem`` and ``server.key``: callers must show a certificate
-        of this authority.
     """
 
-    def __init__(self, key: str, address: str, app: Any, tls: Path | None = None) -> None:
+    def __init__(self, key: str, address: str, app: Any) -> None:
         self._key = key
         self._address = address
-        secure: dict[str, Any] = {}
-        if tls is not None:
-            secure = {
-                "ssl_ca_certs": str(tls / "ca.pem"),
-                "ssl_certfile": str(tls / "server.pem"),
-                "ssl_keyfile": str(tls / "server.key"),
-                "ssl_cert_reqs": ssl.CERT_REQUIRED,
-            }
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -49,7 +36,6 @@ class HttpServer:
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=_STOP_S,
-            **secure,
         )
         config.load()  # here, so that a fault is the caller's and not its thread's
         self._server = uvicorn.Server(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, make_asgi_app
@@ -13,6 +12,8 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from .http_server import HttpServer
 
@@ -93,9 +94,7 @@ class StatusCollector:
         yield from (selections, failures, round_trips)
 
 
-def metrics_server(
-    address: str, snapshot: Callable[[], Mapping[str, Any]], tls: Path | None
-) -> HttpServer:
+def metrics_server(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> HttpServer:
     """Return a server of ``/metrics``, not yet started.
 
     Parameters
@@ -104,10 +103,8 @@ def metrics_server(
         Where to listen, ``host:port``.
     snapshot : callable
         Returns the status.
-    tls : Path, optional
-        Folder of ``ca.pem``, ``server.pem`` and ``server.key``: only callers with a certificate
-        of this authority are answered.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(snapshot))
-    return HttpServer("metrics", address, make_asgi_app(registry), tls)
+    app = Starlette(routes=[Mount("/metrics", make_asgi_app(registry))])
+    return HttpServer("metrics", address, app)

@@ -113,6 +113,7 @@ class RunDirectory:
         LOGGER.addHandler(self._log)
         self._begin = time.monotonic()
         self._best_accuracy = -1.0
+        self._arms: list[dict[str, Any]] | None = None
 
     def write_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Append one line to ``rounds.jsonl`` and keep the best model; a round hook."""
@@ -145,8 +146,11 @@ class RunDirectory:
             self._best_accuracy = record.accuracy
             self.write_model("best", arrays)
 
-    def write_arms(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
-        """Write ``arms.json``: index, name, examples and floor of each arm."""
+    def note_arms(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
+        """Write ``arms.json``, if it has changed: index, name, examples and floor of each arm.
+
+        ``rounds.jsonl`` knows arms by index, so this file must be there whatever ends the run.
+        """
         rows = [
             {
                 "index": arm.index,
@@ -156,7 +160,9 @@ class RunDirectory:
             }
             for arm in arms
         ]
-        self._write("arms.json", json.dumps(rows, indent=1) + "\n")
+        if rows != self._arms:
+            self._write("arms.json", json.dumps(rows, indent=1) + "\n")
+            self._arms = rows
 
     def write_model(self, which: str, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors`` (``which="last"``) or ``model-best.safetensors``."""

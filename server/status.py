@@ -78,7 +78,8 @@ class RunStatus:
             reason.
         """
         nodes = {node.node_id: node.name for node in grid.get_nodes()}
-        busy, opted_out = grid.busy(), grid.opted_out()
+        # Who has just vanished is still waited for, but is not there.
+        busy, opted_out = grid.busy() & nodes.keys(), grid.opted_out()
         with self._lock:
             last = self._last
             arms = [] if self._strategy is None else list(self._strategy.arms.arms)
@@ -129,6 +130,12 @@ class RunStatus:
                 "arms": rows,
             }
 
+    @property
+    def failed(self) -> bool:
+        """Whether rounds were run and none of them changed the model."""
+        with self._lock:
+            return self._last is not None and not self._steps
+
     def _record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Count a round; a round hook, so what it reads of the strategy stands still."""
         strategy = self._strategy
@@ -165,8 +172,9 @@ def status_table(status: Mapping[str, Any]) -> Table:
         f"{status['connected']} connected, {status['available']} available, "
         f"{status['busy']} busy, {status['opted_out']} opted out, {status['refused']} refused"
     )
+    caption += "\nshare of rounds against its floor; owed: virtual queue; round trips in seconds"
     table = Table(title=f"round {status['round']}{of}{accuracy}", caption=caption)
-    for column in ("client", "state", "rounds", "share", "floor", "queue", "mean [s]", "last [s]"):
+    for column in ("client", "state", "rounds", "share", "floor", "owed", "mean trip", "last trip"):
         table.add_column(column, justify="left" if column in ("client", "state") else "right")
     table.add_column("failures")
     rows = sorted(status["arms"], key=lambda arm: (arm["connected"], -(arm.get("mean_rtt_s") or 0)))

@@ -42,10 +42,12 @@ LOST: Final = "connection lost"
 UNREADABLE: Final = "unreadable reply"
 """Failure of a message whose answer is not Flower's."""
 
+_DENIED = "it is on the server's deny list"
 _HELLO_TIMEOUT_S = 10.0
 _KEEP_S = 3600.0  # how long a reply that nobody pulls outlives its message
 _LONGEST_WAIT_S = 3600.0
 _FAREWELL_S = 1.0  # longest wait for a last frame to go out
+_REVIEW_S = 2.0  # between two looks whether a connected client has been denied since
 _ACK_DELAY_S = 2.0  # mostly the client's next work comes first, and carries the acknowledgement
 _HEADER_BYTES = 4096  # room for a frame's header
 _Payload = tuple[bytes, bytes]  # parts of a serialised message
@@ -135,7 +137,8 @@ class StreamGrid(OwnGrid):
     credentials : grpc.ServerCredentials, optional
         TLS; without it the streams are in the clear and names unproven.
     is_denied : callable, optional
-        Tells whether a client of this name must stay out; asked whenever one says hello.
+        Tells whether a client of this name must stay out; asked whenever one says hello, and every
+        two seconds of those that are connected.
     status : callable, optional
         Takes this grid, returns what the ``Status`` method answers, ready for JSON; called in a
         thread. With TLS only whoever has a server's certificate is answered: it tells of every
@@ -309,6 +312,10 @@ class StreamGrid(OwnGrid):
         """Return the connected nodes that do not take work at present."""
         with self._lock:
             return {node for node, c in self._connections.items() if not c.available}
+
+    def on_leave(self) -> set[int]:
+        """Return those that opted out: what they miss by their own will is not owed to them."""
+        return self.opted_out()
 
     def now(self) -> float:
         """Return the server's monotonic time [s]."""
@@ -523,7 +530,9 @@ class StreamGrid(OwnGrid):
                 "address", self._address, "host:port of this machine, the port not in use"
             ) from None
         started.set_result(port)
+        review = asyncio.create_task(self._review())
         await self._stop.wait()
+        review.cancel()
 
         await health_service.enter_graceful_shutdown()
         with self._lock:
@@ -541,6 +550,18 @@ class StreamGrid(OwnGrid):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _review(self) -> None:
+        """Close the streams of clients that were denied since they came."""
+        while True:
+            await asyncio.sleep(_REVIEW_S)
+            with self._lock:
+                connections = list(self._connections.values())
+            for connection in connections:
+                if not connection.closing and self._is_denied(connection.name):
+                    LOGGER.warning("%s is on the deny list now: closed", connection.name)
+                    connection.left = True  # its work is not waited for
+                    self._spawn(connection.close(wire.Refused(wire.Refusal.DENIED, _DENIED)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that writes to a client; a stream that breaks is its reader's concern."""
@@ -629,7 +650,7 @@ class StreamGrid(OwnGrid):
             listed = ", ".join(sorted(names))
             return wire.Refusal.NOT_YOUR_NAME, f"its certificate is for {listed}"
         if self._is_denied(hello.name):
-            return wire.Refusal.DENIED, "it is on the server's deny list"
+            return wire.Refusal.DENIED, _DENIED
         living = self._connections.get(node_id_of(hello.name))
         if living is not None and hello.session != living.session and hello.name not in names:
             return wire.Refusal.NAME_IN_USE, (
@@ -673,7 +694,8 @@ class StreamGrid(OwnGrid):
                 hello.package,
                 wire.package_version(),
             )
-        LOGGER.debug("%s is connected", connection.name)
+        if old is None:
+            LOGGER.info("%s is connected", connection.name)
         self._somebody_came.set()
 
     def _part(self, connection: _Connection) -> None:
@@ -690,7 +712,7 @@ class StreamGrid(OwnGrid):
                     self._lost_after_s, self._stay_away, node_id
                 )
         if connection.left:
-            LOGGER.debug("%s left", connection.name)
+            LOGGER.info("%s left", connection.name)
         elif not connection.closing:
             LOGGER.info("%s lost its connection", connection.name)
 

@@ -120,6 +120,10 @@ class VirtualGrid(OwnGrid):
         """Return the nodes that are connected but not available in this round."""
         return set(self._opted_out)
 
+    def on_leave(self) -> set[int]:
+        """Return the empty set: in the paper who is unavailable is owed rounds all the same."""
+        return set()
+
     def now(self) -> float:
         """Return virtual time [s]."""
         return self._now_s

@@ -59,7 +59,9 @@ class FloorRule(ABC):
     """How the participation floors c follow from the sizes of the clients' data sets."""
 
     @abstractmethod
-    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:
+    def floors(
+        self, num_examples: ArrayLike, num_selected: int, names: Sequence[str] | None = None
+    ) -> FloatArray:
         """Compute the floor of every arm.
 
         Parameters
@@ -68,6 +70,8 @@ class FloorRule(ABC):
             Size s_k of each client's data set.
         num_selected : int, >= 1
             Most arms per round, N.
+        names : sequence of str, optional
+            What the arms are called.
 
         Returns
         -------
@@ -96,8 +100,35 @@ class GivenFloors(FloorRule):
     def __post_init__(self) -> None:
         check_min_participation(self.values, len(self.values), "fairness")
 
-    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:  # noqa: D102
+    def floors(  # noqa: D102
+        self, num_examples: ArrayLike, num_selected: int, names: Sequence[str] | None = None
+    ) -> FloatArray:
         return check_min_participation(self.values, _sizes(num_examples).size, "fairness")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFloors(FloorRule):
+    """Floors of some clients by name, in whatever order they join; 0 for all others.
+
+    Attributes
+    ----------
+    values : mapping of str to float, in [0, 1)
+        The floors.
+    """
+
+    values: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for name, value in self.values.items():
+            check_real(f"fairness of {name}", value, at_least=0.0, at_most=_BELOW_ONE)
+
+    def floors(  # noqa: D102
+        self, num_examples: ArrayLike, num_selected: int, names: Sequence[str] | None = None
+    ) -> FloatArray:
+        count = _sizes(num_examples).size
+        if names is None or len(names) != count:
+            raise ConfigError("fairness", dict(self.values), f"used where {count} arms have names")
+        return np.array([self.values.get(name, 0.0) for name in names], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +146,9 @@ class EqualFloors(FloorRule):
     def __post_init__(self) -> None:
         check_real("equal", self.value, at_least=0.0, at_most=_BELOW_ONE)
 
-    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:  # noqa: D102
+    def floors(  # noqa: D102
+        self, num_examples: ArrayLike, num_selected: int, names: Sequence[str] | None = None
+    ) -> FloatArray:
         return np.full(_sizes(num_examples).size, self.value)
 
 
@@ -137,7 +170,9 @@ class ProportionalFloors(FloorRule):
     def __post_init__(self) -> None:
         check_real("proportional", self.scale, at_least=0.0)
 
-    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:  # noqa: D102
+    def floors(  # noqa: D102
+        self, num_examples: ArrayLike, num_selected: int, names: Sequence[str] | None = None
+    ) -> FloatArray:
         return _shares(num_examples, self.scale)
 
 
@@ -160,7 +195,9 @@ class HeuristicFloors(FloorRule):
     def __post_init__(self) -> None:
         check_real("heuristic", self.phi, at_least=0.0, at_most=1.0)
 
-    def floors(self, num_examples: ArrayLike, num_selected: int) -> FloatArray:  # noqa: D102
+    def floors(  # noqa: D102
+        self, num_examples: ArrayLike, num_selected: int, names: Sequence[str] | None = None
+    ) -> FloatArray:
         return _shares(num_examples, self.phi * num_selected)
 
 
@@ -170,8 +207,8 @@ _RULES: Final[Mapping[str, Callable[[float], FloorRule]]] = {
     "heuristic": HeuristicFloors,
 }
 _FORMS: Final = (
-    '"none", numbers by client such as "0.6,0.5,0.4", "equal:0.2", "proportional:2.0" '
-    'or "heuristic:0.5"'
+    '"none", numbers by client such as "0.6,0.5,0.4" or "dev-1=0.6,dev-2=0.5", "equal:0.2", '
+    '"proportional:2.0" or "heuristic:0.5"'
 )
 
 
@@ -181,8 +218,8 @@ def parse_floors(text: str) -> FloorRule:
     Parameters
     ----------
     text : str
-        ``"none"``, ``"0.6,0.5,0.4"``, ``"equal:0.2"``, ``"proportional:2.0"`` or
-        ``"heuristic:0.5"``.
+        ``"none"``, ``"0.6,0.5,0.4"``, ``"dev-1=0.6,dev-2=0.5"``, ``"equal:0.2"``,
+        ``"proportional:2.0"`` or ``"heuristic:0.5"``.
 
     Returns
     -------
@@ -197,6 +234,8 @@ def parse_floors(text: str) -> FloorRule:
         raise ConfigError("fairness", text, _FORMS)
     name, colon, argument = (part.strip() for part in text.strip().lower().partition(":"))
     try:
+        if "=" in text:
+            return _parse_named(text)
         if not colon:
             if name == "none":
                 return EqualFloors(0.0)
@@ -206,6 +245,17 @@ def parse_floors(text: str) -> FloorRule:
         raise
     except (KeyError, ValueError):
         raise ConfigError("fairness", text, _FORMS) from None
+
+
+def _parse_named(text: str) -> NamedFloors:
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = part.rpartition("=")  # a name may hold the sign itself
+        name = name.strip()
+        if not equals or not name or name in values:
+            raise ConfigError("fairness", text, "NAME=FLOOR, separated by commas, each name once")
+        values[name] = float(number)
+    return NamedFloors(values)
 
 
 @dataclass(frozen=True, slots=True)

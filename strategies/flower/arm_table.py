@@ -46,8 +46,8 @@ class Arm:
 class ArmTable:
     """Map nodes to arms. Arms are never removed: a device that returns is the same arm.
 
-    An arm is a *member* while its node is connected or still busy with an earlier message. It is
-    *available* while it is connected, not busy and not opted out.
+    An arm is a *member*, and so accrues the rounds it is owed, while its node is connected and not
+    on leave. It is *available* while it is connected, not busy and not opted out.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class ArmTable:
         by_node = self._by_node
         free = connected - busy - grid.opted_out()
         self._available = sorted({by_node[node].index for node in free})
-        members = connected | (busy & by_node.keys())
+        members = connected - grid.on_leave()
         self._members = sorted({by_node[node].index for node in members})
 
     def arm_of(self, node_id: int) -> Arm:

@@ -112,9 +112,7 @@ class ReplyChecker:
             MetricRecord, or holds anything that is not a finite number of the right shape.
         """
         if message.has_error():
-            reason = (message.error.reason or "").strip().splitlines()
-            text = reason[-1][:200] if reason else "no reason given"
-            raise InvalidReplyError(CLIENT_ERROR, f"code {message.error.code}, {text}")
+            raise InvalidReplyError(CLIENT_ERROR, error_text(message))
         arrays_name, arrays = _only(message, ArrayRecord)
         metrics_name, metrics = _only(message, MetricRecord)
         self._check_arrays(arrays, expected)
@@ -165,6 +163,15 @@ class ReplyChecker:
                 )
             if view.dtype.kind in "fc" and not np.isfinite(view).all():
                 raise InvalidReplyError(NOT_FINITE, f"array {key!r}")
+
+
+def error_text(message: Message) -> str:
+    """Return what an error reply says, in one line of at most 200 characters."""
+    lines = [line.strip() for line in (message.error.reason or "").splitlines() if line.strip()]
+    if not lines:
+        return f"no reason given, code {message.error.code}"
+    # Of a traceback the last line says it, of any other text the first.
+    return (lines[-1] if lines[0].startswith("Traceback") else lines[0])[:200]
 
 
 def client_timing(message: Message) -> tuple[float | None, float | None]:

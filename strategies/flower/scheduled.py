@@ -52,6 +52,7 @@ from .replies import (
     ReplyChecker,
     Update,
     client_timing,
+    error_text,
 )
 from .timed_grid import LOGGER, TIMEOUT, Exchange, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
@@ -59,6 +60,7 @@ from .wrapped import WrappedStrategy
 _WAIT_STEP_S = 1.0
 _SAY_AGAIN_S = 10.0
 _MIN_TTL_S = 60.0
+_SAY_WITHOUT_STEP = 10
 _LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
 """A floor is below 1; a rule may ask for more when a client holds most of the data."""
 _MAX_REASON_LENGTH = 300
@@ -79,9 +81,9 @@ class _Measured:
     updates: list[Update]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
-    """What stays the same from round to round of one :meth:`ScheduledStrategy.start`."""
+    """One :meth:`ScheduledStrategy.start`: what rounds share."""
 
     grid: Grid
     timed: TimedExchange
@@ -89,8 +91,9 @@ class _Run:
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
     deadline_s: float
-    begin_s: float
     result: Result
+    begin_s: float = math.nan  # when the first round's selection began
+    rounds_without_step: int = 0  # in a row
 
 
 class ScheduledStrategy(Strategy):
@@ -114,9 +117,10 @@ class ScheduledStrategy(Strategy):
     tau_max_s : float
         Deadline of a round [s], tau_max in the paper.
     fairness : str or FloorRule
-        Floors c_k for policies that keep them: numbers, ``equal:0.2``, ``proportional:2``,
-        ``heuristic:0.5``, ``none``. The default guarantees each client half of its proportional
-        share of rounds, (N/2) s_k / sum s. Clients whose size is unknown count as average.
+        Floors c_k for policies that keep them: numbers, ``dev-1=0.6,dev-2=0.5``, ``equal:0.2``,
+        ``proportional:2``, ``heuristic:0.5``, ``none``. The default guarantees each client half of
+        its proportional share of rounds, (N/2) s_k / sum s. Clients whose size is unknown count as
+        average.
     availability : float
         Assumed probability that a client is available, for the feasibility check of the floors.
     seed : int
@@ -319,7 +323,6 @@ class ScheduledStrategy(Strategy):
             train_config=ConfigRecord() if train_config is None else train_config,
             evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
             deadline_s=min(timeout, self._tau_max_s),
-            begin_s=timed.now(),
             result=Result(arrays=initial_arrays),
         )
         self._evaluate(run, 0, evaluate_fn)
@@ -393,8 +396,9 @@ class ScheduledStrategy(Strategy):
             arm.queried = True
             reply = exchange.reply
             info = reply.content.get(CLIENT_INFO) if reply and reply.has_content() else None
+            why = f" ({error_text(reply)})" if reply is not None and reply.has_error() else ""
             if not isinstance(info, ConfigRecord):
-                LOGGER.info("%s does not tell its size: counted as average", arm.name)
+                LOGGER.info("%s does not tell its size%s: counted as average", arm.name, why)
                 continue
             if isinstance(name := info.get(NAME), str) and name:
                 arm.name = name[:64]
@@ -423,8 +427,8 @@ class ScheduledStrategy(Strategy):
         known = [arm.num_examples for arm in self.arms.arms if arm.num_examples is not None]
         average = sum(known) / len(known) if known else 1.0
         sizes = [float(arm.num_examples or average) for arm in self.arms.arms]
-        floors = self._fairness.floors(sizes, self._num_selected)
         names = [arm.name for arm in self.arms.arms]
+        floors = self._fairness.floors(sizes, self._num_selected, names)
         floors = np.minimum(floors, _LARGEST_FLOOR)
         feasibility = check_feasibility(floors, self._num_selected, self._availability)
         message = feasibility.message(names)
@@ -439,6 +443,8 @@ class ScheduledStrategy(Strategy):
         """Select, measure, learn, aggregate."""
         run.timed.begin_round(server_round)
         self._gather(run.timed, server_round)
+        if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
+            run.begin_s = run.timed.now()
         available = np.flatnonzero(self.arms.available).tolist()
         selection = self._ask(server_round)
         arms = np.flatnonzero(selection.mask).tolist()
@@ -458,6 +464,7 @@ class ScheduledStrategy(Strategy):
         arrays, metrics, no_step = self._step(server_round, measured, run.specs)
         if arrays is not None:
             run.result.arrays = arrays
+        self._note_step(run, server_round, no_step)
         if metrics is not None:
             run.result.train_metrics_clientapp[server_round] = metrics
         if arms and self._client_eval_every and server_round % self._client_eval_every == 0:
@@ -572,6 +579,18 @@ class ScheduledStrategy(Strategy):
         except Exception as error:  # a fault in a round must not end the run
             LOGGER.warning("round %d: no step, aggregation failed: %s", server_round, error)
             return None, None, "aggregation"
+
+    def _note_step(self, run: _Run, server_round: int, no_step: str | None) -> None:
+        """Say so when the model stays as it is for 10, 20, 40, ... rounds."""
+        run.rounds_without_step = 0 if no_step is None else run.rounds_without_step + 1
+        tens, odd = divmod(run.rounds_without_step, _SAY_WITHOUT_STEP)
+        if not odd and tens.bit_count() == 1:
+            LOGGER.warning(
+                "round %d: the model has not changed for %d rounds, now for the reason: %s",
+                server_round,
+                run.rounds_without_step,
+                no_step,
+            )
 
     def _evaluate_on_clients(self, run: _Run, server_round: int, node_grid: Grid) -> None:
         """Let the round's super arm measure the new model; the policy learns nothing from it."""

@@ -73,6 +73,9 @@ class TimedExchange(Protocol):
     def opted_out(self) -> set[int]:
         """Return the connected nodes that do not take work at present."""
 
+    def on_leave(self) -> set[int]:
+        """Return the connected nodes that are owed no rounds at present, by their own will."""
+
     def now(self) -> float:
         """Return the grid's monotonic time [s], real or virtual."""
 
@@ -171,6 +174,10 @@ class TimedGrid(GridWrapper):
         return {node_id for node_id, _ in self._unanswered.values()}
 
     def opted_out(self) -> set[int]:
+        """Return the empty set: a stock grid does not know."""
+        return set()
+
+    def on_leave(self) -> set[int]:
         """Return the empty set: a stock grid does not know."""
         return set()
 

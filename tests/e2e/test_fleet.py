@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -233,6 +232,33 @@ def test_status_metrics_and_a_client_that_opts_out(
     assert line.startswith(f"error: no flower-server answers at 127.0.0.1:{port}")
 
 
+def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fleet) -> None:
+    (fleet.folder / "broken.py").write_text(
+        "from flwr.clientapp import ClientApp\n"
+        "app = ClientApp()\n"
+        "@app.train()\n"
+        "def train(message, context):\n"
+        "    raise ValueError('no\\nsecond line')\n"
+    )
+    arguments = "--num-selected 1 --min-clients 1 --eval-every 100000 --fairness dev-0=0.5"
+    port = fleet.server(f"--rounds 12 --run-dir broken {arguments}")
+    fleet.start("dev-0", "client.cli", f"--server 127.0.0.1:{port} --name dev-0 --app broken:app")
+    assert fleet.processes["server"].wait(timeout=60) == 1
+    log = fleet.log("server")
+    assert "error: no round has changed the model" in log
+    assert "no update from dev-0: client error: ValueError: no" in log
+    assert "the model has not changed for 10 rounds" in log
+    assert "Traceback" not in log
+
+    fleet.end()
+    port = fleet.server(f"--rounds 100000 --run-dir run {arguments}")
+    fleet.client(port, 0, 1)
+    fleet.wait_for_rounds(2)
+    fleet.processes["server"].kill()
+    (arm,) = json.loads((fleet.folder / "run" / "arms.json").read_text())
+    assert (arm["name"], arm["floor"]) == ("dev-0", 0.5)
+
+
 def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     from server.certificates import CertificateFolder
 
@@ -244,7 +270,7 @@ def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixtur
     stranger.issue_client("dev-1")
     port = fleet.server(
         "--tls certs --strategy random --num-selected 1 --min-clients 1 --rounds 5 --run-dir run "
-        "--eval-every 5 --metrics 127.0.0.1:0"
+        "--eval-every 5"
     )
     # Health and status answer who has the server's files; a client's do for its own health.
     ask = f"--address 127.0.0.1:{port} --tls {fleet.folder / 'certs'}"
@@ -261,16 +287,6 @@ def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixtur
         pytest.raises(grpc.RpcError, match="only the server's certificate may ask"),
     ):
         channel.unary_unary("/flower.scheduling.Fleet/Status")(b"", timeout=10)
-    found = re.search(r"metrics at (https://127\.0\.0\.1:\d+/metrics)", fleet.log("server"))
-    assert found is not None
-    tls = ssl.create_default_context(cafile=fleet.folder / "certs" / "ca.pem")
-    with pytest.raises(OSError):  # noqa: PT011  # refused in the handshake, or just after it
-        urllib.request.urlopen(found[1], context=tls)
-    tls.load_cert_chain(
-        fleet.folder / "certs" / "server.pem", fleet.folder / "certs" / "server.key"
-    )
-    with urllib.request.urlopen(found[1], context=tls) as answer:
-        assert b"flower_scheduling_clients" in answer.read()
     fleet.client(port, 1, 2, "--tls other")  # another authority's: refused in the handshake
     fleet.client(port, 2, 3)  # no certificate at all
     fleet.client(port, 0, 2, "--tls certs")
@@ -301,7 +317,15 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         ("server.cli", "--tls missing", "No such file"),
         ("server.cli", "--deny-list missing", "deny-list"),
         ("server.cli", "--metrics 9095", "HOST:PORT"),
-        ("server.cli", "--metrics 0.0.0.0:9095", "or with --insecure"),
+        ("server.cli", "--metrics 0.0.0.0:9095 --tls certs", "on loopback, or with --insecure"),
+        ("server.cli", "--fairness 0.6,0.5", "dev-1=0.6"),
+        ("server.cli", "--partitioner foo", "partitioner"),
+        ("server.cli", "--partitioner dirichlet:foo", "dirichlet:ALPHA"),
+        ("server.cli", "--model foo", "model"),
+        ("server.cli", "--aggregation foo", "aggregation"),
+        ("server.cli", "--initial-model nope", "No such file"),
+        ("server.cli", "--run-dir .", "does not exist yet"),
+        ("server.cli", "--app wind.server_app:app --rounds 1", "left out with --app"),
         ("server.cli", "--metrics 127.0.0.1:9095 --runtime superlink", "left out"),
         ("server.cli", "status --tls missing", "No such file"),
         ("server.cli", "status --timeout-s 0", "above 0"),
@@ -313,6 +337,9 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         ("client.cli", "--partition-id 0 --num-partitions 1 --link fm", "must be rayleigh"),
         ("client.cli", "--partition-id 0 --num-partitions 1 --tls missing", "No such file"),
         ("client.cli", "--app client.task:MODELS", "not a ClientApp"),
+        ("client.cli", "--partition-id 2 --num-partitions 2", "below num-partitions"),
+        ("client.cli", "--partition-id 0 --num-partitions 2 --distance-m 80", "needs link"),
+        ("server.certs_cli", "init --host bad!host", "a host name or an IP address"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -10,6 +10,7 @@ from strategies import (
     EqualFloors,
     GivenFloors,
     HeuristicFloors,
+    NamedFloors,
     ProportionalFloors,
     check_feasibility,
     parse_floors,
@@ -121,3 +122,14 @@ def test_nothing_asked_is_feasible():
 def test_wrong_availability(alpha):
     with pytest.raises(ConfigError, match="availability"):
         check_feasibility([0.1, 0.1], 1, alpha)
+
+
+def test_floors_by_name_follow_the_names_whatever_the_order() -> None:
+    rule = parse_floors("Dev-1=0.6, a=b=0.25")
+    assert rule == NamedFloors({"Dev-1": 0.6, "a=b": 0.25})
+    assert rule.floors([1, 1, 1], 2, ["a=b", "other", "Dev-1"]).tolist() == [0.25, 0.0, 0.6]
+    with pytest.raises(ConfigError, match="have names"):
+        rule.floors([1, 1], 2)
+    for text in ("a=1", "a=0.5,a=0.6", "=0.5", "a=x", "a=0.5,0.6"):
+        with pytest.raises(ConfigError, match="fairness"):
+            parse_floors(text)

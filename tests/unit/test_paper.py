@@ -19,7 +19,6 @@ from simulation.paper.pieces import Arrays, Piece, compute_all, describe
 from simulation.paper.report import load_results, page, shown
 from simulation.paper.work import checkpoints, ideal_plan
 
-
 # --- settings -------------------------------------------------------------------------------------
 
 

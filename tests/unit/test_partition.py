@@ -7,6 +7,7 @@ from client.partition import (
     PARTITIONERS,
     ClientConfigError,
     build_partition,
+    check_partitioner,
     partition_by_label,
     partition_dirichlet,
 )
@@ -113,3 +114,11 @@ def test_registry_describes_itself():
         assert spec.name == name
         assert spec.usage.startswith(name)
         assert spec.summary
+
+
+def test_texts_are_checked_without_data_at_hand() -> None:
+    for text in ("iid", "iid:100", "sizes:1500,1000", "by-label:10000,1000", "dirichlet:0.3"):
+        check_partitioner(text)
+    for text in ("foo", "iid:x", "sizes:", "dirichlet:foo", "dirichlet", "by-label:1,2,3", "iid:0"):
+        with pytest.raises(ClientConfigError):
+            check_partitioner(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -53,7 +54,7 @@ from client.protocol import (
     TIMING,
 )
 from strategies import ConfigError, SchedulingError, UnknownPolicyError
-from strategies.flower import TIMEOUT, Exchange, RoundRecord, ScheduledStrategy
+from strategies.flower import LOGGER, TIMEOUT, Exchange, RoundRecord, ScheduledStrategy
 
 NUM_SELECTED = 5
 TAU_MAX_S = 4.0
@@ -106,6 +107,7 @@ class ScriptedGrid(Grid):
         self.clients = {100 + k: client for k, client in enumerate(clients)}
         self.connected = set(self.clients)
         self.away: set[int] = set()
+        self.leave: set[int] = set()
         self.answers_query = answers_query
         self.sent: list[Message] = []
         self.deadlines: list[float] = []
@@ -139,7 +141,10 @@ class ScriptedGrid(Grid):
         return set()
 
     def opted_out(self) -> set[int]:
-        return set(self.away)
+        return self.away | self.leave
+
+    def on_leave(self) -> set[int]:
+        return set(self.leave)
 
     def now(self) -> float:
         return self.now_s
@@ -276,7 +281,7 @@ def test_short_round_of_one_reply(name: str) -> None:
     weight, (record,), grid, scheduled = run(WRAPPED[name](), clients)
     assert record.completed == [False, False, True, False, False]
     assert record.reason[0] == TIMEOUT
-    assert record.reason[3] == "client error: code 2, RuntimeError: out of memory"
+    assert record.reason[3] == "client error: RuntimeError: out of memory"
     assert grid.now_s >= TAU_MAX_S
     expected = step_of(name, [3.0], [10])
     if expected is None:
@@ -387,7 +392,7 @@ HOSTILE: dict[str, tuple[Client, str]] = {
         ),
         "wrong arrays: 'weight' cannot be read",
     ),
-    "error": (erring, "client error: code 2, RuntimeError: out of memory"),
+    "error": (erring, "client error: RuntimeError: out of memory"),
 }
 
 
@@ -500,19 +505,21 @@ def test_late_joiner_becomes_a_new_arm_and_returning_device_is_the_old_one() -> 
 
 
 def test_device_that_has_left_accrues_no_debt() -> None:
-    grid = ScriptedGrid([reply] * 3)
+    grid = ScriptedGrid([reply] * 4)
 
     def change(server_round: int) -> None:
-        grid.connected = {100, 101, 102} if server_round == 1 else {100, 101}
+        grid.connected = {100, 101, 102, 103} if server_round == 1 else {100, 101, 103}
         grid.away = {101} if server_round > 1 else set()
+        grid.leave = {103} if server_round > 1 else set()
 
     grid.on_begin = change
     _, _, _, scheduled = run(
-        FedAvg(), [], grid=grid, rounds=11, policy="cs-ucb-q", num_selected=3, fairness="equal:0.5"
+        FedAvg(), [], grid=grid, rounds=11, policy="cs-ucb-q", num_selected=4, fairness="equal:0.5"
     )
     queue = scheduled.policy.state_dict()["virtual_queue"]
-    assert queue[1] == pytest.approx(10 * 0.5), "connected but opted out: owed its rounds"
+    assert queue[1] == pytest.approx(10 * 0.5), "unavailable: owed its rounds"
     assert queue[2] == 0.0, "gone: owed nothing"
+    assert queue[3] == 0.0, "on leave by its own will: owed nothing"
 
 
 def test_local_accuracy_is_asked_for_and_used() -> None:
@@ -704,3 +711,24 @@ def test_client_that_crashes_fast_falls_to_its_floor() -> None:
     assert late[0] == pytest.approx(0.1, abs=0.03)
     assert late.argmax() == 1, "the fastest of those that deliver"
     assert scheduled.policy.mean_reward[0] == 0.0
+
+
+def test_waiting_for_the_first_clients_is_no_part_of_the_runs_time() -> None:
+    grid = ScriptedGrid([reply] * 2)
+    grid.connected = set()
+
+    def come(server_round: int) -> None:
+        grid.connected = {100, 101}
+
+    grid.on_begin = come
+    _, records, _, _ = run(FedAvg(), [], grid=grid, rounds=2, num_selected=2, wait_s=30.0)
+    assert records[0].time_s == pytest.approx(records[0].round_s)
+    assert records[1].time_s == pytest.approx(records[0].round_s + records[1].round_s)
+
+
+def test_a_model_that_does_not_change_is_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        run(FedAvg(), [erring] * 2, rounds=45, num_selected=2)
+    said = [r.getMessage() for r in caplog.records if "has not changed" in r.getMessage()]
+    assert [text.split(":")[0] for text in said] == ["round 10", "round 20", "round 40"]
+    assert said[0].endswith("for 10 rounds, now for the reason: no-replies")

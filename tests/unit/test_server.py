@@ -16,7 +16,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, MultiKrum
 
 from server.aggregation import AGGREGATIONS, build_aggregation
 from server.config import ServerConfig
+from server.fleet import DenyList
 from server.history import RunHistory
+from server.round_log import RoundLog
 from server.run_directory import RunDirectory, load_model
 from strategies import ConfigError
 from strategies.flower import LOGGER, Arm, RoundRecord
@@ -185,7 +187,7 @@ def test_run_directory_holds_whole_lines_as_the_run_goes(tmp_path: Path) -> None
     directory.write_round(record(round=2, accuracy=0.4, num_arms=201), arrays(2.0))
     second = (path / "rounds.jsonl").read_text().splitlines()[1]
     assert "available" not in json.loads(second), "not listed above 200 arms"
-    directory.write_arms(arms(), [0.5, 0.25, 0.0])
+    directory.note_arms(arms(), [0.5, 0.25, 0.0])
     assert json.loads((path / "arms.json").read_text())[1] == {
         "index": 1,
         "name": "b",
@@ -227,3 +229,47 @@ def test_model_is_read_back_and_another_kind_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"garbage")
     with pytest.raises(ConfigError, match="a readable safetensors file"):
         load_model(path, like=arrays())
+
+
+def test_only_answers_that_were_late_raise_the_suggested_deadline() -> None:
+    def suggested(reason: str) -> float:
+        history = RunHistory(arrays())
+        for number in range(1, 11):
+            history.record(record(round=number, rtt_s=[1.0, None], reason=[None, reason]), arrays())
+        return float(history.summary(arms(), None, tau_max_s=4.0)["suggested_tau_max_s"])
+
+    assert suggested("client error: ValueError: no") == 1.5
+    assert suggested("connection lost") == 1.5
+    assert suggested("timeout") == 8.0
+
+
+def test_round_log_speaks_of_evaluated_rounds_and_breaks_long_silences(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("server.round_log.time.monotonic", lambda: now_s[0])
+    log = RoundLog()
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        log(record(round=1), arrays())
+        log(record(round=2), arrays())
+        log(record(round=3, accuracy=0.5), arrays())
+        now_s[0] += 10.0
+        log(record(round=4, rtt_s=[None, None], completed=[False, False]), arrays())
+    assert [r.getMessage() for r in caplog.records] == [
+        "round 1: 1.5 s, 3 clients available, slowest a 1.500 s, 1 of 2 failed",
+        "round 3: 1.5 s, 3 clients available, accuracy 0.5000, slowest a 1.500 s, 1 of 2 failed",
+        "round 4: 1.5 s, 3 clients available, 2 of 2 failed",
+    ]
+
+
+def test_deny_list_is_read_when_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "deny"
+    file.write_text("a\n")
+    denied = DenyList(str(file))
+    assert (denied("a"), denied("b")) == (True, False)
+    file.write_text("a\r\n  b \n\n")
+    assert denied("b")
+    file.unlink()
+    assert denied("b"), "what was read last still counts"
+    with pytest.raises(ConfigError, match="deny-list"):
+        DenyList(str(file))

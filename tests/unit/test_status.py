@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import urllib.error
 import urllib.request
 from types import SimpleNamespace
 from typing import Any
@@ -124,11 +125,13 @@ def test_people_see_who_is_away_first(status: RunStatus) -> None:
 
 def test_prometheus_reads_it_all(status: RunStatus) -> None:
     grid: Any = Grid()
-    with metrics_server("127.0.0.1:0", lambda: status.snapshot(grid), None) as server:
+    with metrics_server("127.0.0.1:0", lambda: status.snapshot(grid)) as server:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
             text = answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/elsewhere")
         with pytest.raises(ConfigError, match="not in use"):
-            metrics_server(f"127.0.0.1:{server.port}", dict, None).__enter__()
+            metrics_server(f"127.0.0.1:{server.port}", dict).__enter__()
     found = {
         (sample.name.removeprefix("flower_scheduling_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)

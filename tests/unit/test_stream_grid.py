@@ -655,6 +655,37 @@ def test_who_is_denied_stays_out_and_the_list_is_read_each_time(fleet: Fleet) ->
     fleet.run("a")
 
 
+def test_who_is_denied_while_connected_is_shut_out(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.stream_grid, "_REVIEW_S", 0.02)
+    denied: set[str] = set()
+    fleet.restart(is_denied=lambda name: name in denied)
+    gate = Gate()
+    fleet.run("a", make_app(gate))
+    fleet.run("b")
+    pending = fleet.begin("a")
+    assert gate.begun.wait(PATIENCE_S)
+    denied.add("a")
+    error = fleet.error_of("a")
+    assert isinstance(error, ConnectionRefused)
+    assert error.code == wire.Refusal.DENIED
+    assert pending.result()[0].failure == LOST, "its round does not wait for it"
+    gate.open.set()
+    assert list(fleet.grid.get_node_ids()) == [node_id_of("b")]
+    assert model_of(fleet.exchange("b")[0]) == [1.0] * 4
+
+
+def test_app_without_answer_to_a_query_is_no_error(fleet: Fleet, said: list[str]) -> None:
+    fleet.run("a")
+    message = Message(RecordDict(), node_id_of("a"), MessageType.QUERY)
+    (exchange,) = fleet.grid.exchange([message], PATIENCE_S)
+    assert exchange.reply is not None
+    assert exchange.reply.has_error()
+    assert "this app answers no query messages" in said
+    assert not [line for line in said if "raised" in line]
+
+
 class Certificates:
     """A CA for one test, and what it signs."""
 

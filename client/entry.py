@@ -1,0 +1,26 @@
+"""The program ``flower-client``: what must happen before seconds of imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+_wants_toggle = False
+
+
+def client() -> None:
+    """Run ``flower-client``; a signal is heeded from the first moment on."""
+    signal.signal(signal.SIGUSR1, _remember)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core tells of every ordinary goodbye
+    try:
+        from client.cli import main
+
+        sys.exit(main(available=lambda: not _wants_toggle))
+    except KeyboardInterrupt:
+        sys.exit(0)  # stopping is what was asked for
+
+
+def _remember(signum: int, frame: object) -> None:
+    global _wants_toggle
+    _wants_toggle = not _wants_toggle
