@@ -13,10 +13,15 @@ import math
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.message.message import make_message
+from flwr.common.serde import config_record_from_proto, metric_record_from_proto
+from flwr.common.serde_utils import error_from_proto, metadata_from_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
 from numpy.typing import NDArray
 
-__all__ = ["FastArray", "decode_array", "encode_array", "fast_record"]
+__all__ = ["FastArray", "decode_array", "encode_array", "fast_record", "read_message"]
 
 AnyArray: TypeAlias = NDArray[Any]
 
@@ -63,6 +68,51 @@ def fast_record(record: ArrayRecord) -> ArrayRecord:
         if not isinstance(array, FastArray):
             copy[key] = FastArray.of(array)
     return copy
+
+
+def read_message(data: bytes | memoryview) -> Message:
+    """Read a serialised message, like Flower's ``message_from_proto`` but faster.
+
+    Flower makes every array twice, each time through a constructor that sorts out five signatures:
+    three quarters of the time that a small model's message takes.
+
+    Parameters
+    ----------
+    data : bytes or memoryview
+        ``flwr.proto.message_pb2.Message``, serialised.
+
+    Raises
+    ------
+    Exception
+        If it is none; whatever protobuf and Flower raise.
+    """
+    proto = ProtoMessage.FromString(data)
+    content = None
+    if proto.HasField("content"):
+        content = RecordDict()
+        for item in proto.content.items:
+            if item.HasField("array_record"):
+                content[item.key] = _array_record(item.array_record)
+            elif item.HasField("metric_record"):
+                content[item.key] = metric_record_from_proto(item.metric_record)
+            elif item.HasField("config_record"):
+                content[item.key] = config_record_from_proto(item.config_record)
+            else:
+                raise ValueError(f"record {item.key!r} is of no known kind")
+    error = error_from_proto(proto.error) if proto.HasField("error") else None
+    return make_message(metadata_from_proto(proto.metadata), content, error)
+
+
+def _array_record(proto: ProtoArrayRecord) -> ArrayRecord:
+    record = ArrayRecord()
+    for item in proto.items:
+        value = item.value
+        array = FastArray.__new__(FastArray)
+        array.__dict__.update(
+            dtype=value.dtype, shape=tuple(value.shape), stype=value.stype, data=value.data
+        )
+        record[item.key] = array
+    return record
 
 
 def encode_array(values: AnyArray) -> FastArray:

@@ -19,10 +19,10 @@ import grpc
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.common.serde import message_to_proto
 
 from client import wire
+from client.arrays import read_message
 from client.errors import ClientConfigError
 from client.health import tls_hint
 
@@ -396,7 +396,7 @@ class StreamClient:
     def _answer(self, work: wire.Work, welcome: wire.Welcome) -> bytes | None:
         """Return the reply frame, with an error if the app raised; none to what is no message."""
         try:
-            message = message_from_proto(ProtoMessage.FromString(work.payload))
+            message = read_message(work.payload)
         except Exception as error:
             LOGGER.error("unreadable message from the server: %s", error)
             return None

@@ -24,16 +24,16 @@ from typing import Any, Final, Self
 import grpc
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from flwr.app import ArrayRecord, Error, Message, UserConfig
+from flwr.app import Error, Message, UserConfig
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
+from flwr.common.serde import message_to_proto, recorddict_to_proto
 from flwr.common.serde_utils import metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import NodeInfo
 from grpc_health.v1 import health, health_pb2_grpc
 
 from client import wire
-from client.arrays import fast_record
+from client.arrays import read_message
 from strategies import ConfigError
 from strategies.flower import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, OwnGrid
 
@@ -47,6 +47,8 @@ _HELLO_TIMEOUT_S = 10.0
 _KEEP_S = 3600.0  # how long a reply that nobody pulls outlives its message
 _LONGEST_WAIT_S = 3600.0
 _FAREWELL_S = 1.0  # longest wait for a last frame to go out
+_NEWS_S = 0.5  # between who comes or goes and the line in the log
+_NAMES_TOLD = 5
 _REVIEW_S = 2.0  # between two looks whether a connected client has been denied since
 _ACK_DELAY_S = 2.0  # mostly the client's next work comes first, and carries the acknowledgement
 _HEADER_BYTES = 4096  # room for a frame's header
@@ -211,6 +213,7 @@ class StreamGrid(OwnGrid):
         self._stop: asyncio.Event
         self._stop_grace_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._news: list[tuple[str, str]] = []  # what was not told yet, and of whom
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -534,6 +537,7 @@ class StreamGrid(OwnGrid):
         await self._stop.wait()
         review.cancel()
 
+        self._tell_all()
         await health_service.enter_graceful_shutdown()
         with self._lock:
             connections = list(self._connections.values())
@@ -695,7 +699,7 @@ class StreamGrid(OwnGrid):
                 wire.package_version(),
             )
         if old is None:
-            LOGGER.info("%s is connected", connection.name)
+            self._tell("connected", connection.name)
         self._somebody_came.set()
 
     def _part(self, connection: _Connection) -> None:
@@ -712,9 +716,22 @@ class StreamGrid(OwnGrid):
                     self._lost_after_s, self._stay_away, node_id
                 )
         if connection.left:
-            LOGGER.info("%s left", connection.name)
+            self._tell("left", connection.name)
         elif not connection.closing:
-            LOGGER.info("%s lost its connection", connection.name)
+            self._tell("lost the connection", connection.name)
+
+    def _tell(self, what: str, name: str) -> None:
+        """Log who comes and goes, those of a second together: a fleet may come at once."""
+        if not self._news and self._loop is not None:
+            self._loop.call_later(_NEWS_S, self._tell_all)
+        self._news.append((what, name))
+
+    def _tell_all(self) -> None:
+        news, self._news = self._news, []
+        for what, group in itertools.groupby(news, lambda item: item[0]):
+            names = [name for _, name in group]
+            more = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
+            LOGGER.info("%s: %s%s", what, ", ".join(names[:_NAMES_TOLD]), more)
 
     def _stay_away(self, node_id: int) -> None:
         with self._lock:
@@ -761,7 +778,8 @@ class StreamGrid(OwnGrid):
             unacknowledged = self._unacknowledged.setdefault(node_id, [])
             unacknowledged.append(frame.message_id)
             if len(unacknowledged) == 1 and self._loop is not None:
-                self._loop.call_later(_ACK_DELAY_S, self._acknowledge, node_id)
+                first = frame.message_id
+                self._loop.call_later(_ACK_DELAY_S, self._acknowledge, node_id, first)
             request = self._open.get(frame.message_id)
             # Unsent: ids can be guessed, and an answer that precedes its question has no time.
             if request is None or request.node_id != node_id or math.isnan(request.sent_s):
@@ -772,9 +790,11 @@ class StreamGrid(OwnGrid):
                 self.num_late_replies += 1
             self._settle(request, reply=frame.payload, arrived_s=now_s)
 
-    def _acknowledge(self, node_id: int) -> None:
-        """Acknowledge replies to a client that was not sent work since."""
+    def _acknowledge(self, node_id: int, first: str) -> None:
+        """Acknowledge replies to a client that was not sent work since the first of them."""
         with self._lock:
+            if self._unacknowledged.get(node_id, [""])[0] != first:
+                return  # its work brought the acknowledgement; others have timers of their own
             connection = self._connections.get(node_id)
             if connection is None:  # its next welcome will do it
                 return
@@ -808,11 +828,7 @@ def _read(request: _Request) -> tuple[Message | None, str | None]:
     if request.reply is None:
         return None, request.failure
     try:
-        reply = message_from_proto(ProtoMessage.FromString(request.reply))
-        if reply.has_content():
-            for name, record in list(reply.content.items()):
-                if isinstance(record, ArrayRecord):
-                    reply.content[name] = fast_record(record)
+        reply = read_message(request.reply)
     except Exception as error:  # whatever a client may send
         return None, f"{UNREADABLE}: {error}"
     metadata = reply.metadata.__dict__

@@ -230,7 +230,7 @@ def test_client_behind_a_cut_link_is_missed_and_comes_back(fleet: Fleet) -> None
     fleet.wait_for(lambda: fleet.rounds()[-1]["num_available"] == len(RATES_MBIT), 10.0)
 
     fleet.network.set_link(FAST, "down")
-    lost = f"dev-{FAST} lost its connection"
+    lost = f"lost the connection: dev-{FAST}"
     gone_s = fleet.wait_for(lambda: lost in fleet.log("server"), NOTICE_S)
     fleet.wait_for_rounds(2, 30.0)
     (arm,) = {0, 1, 2} - set(fleet.rounds()[-1]["available"])

@@ -6,11 +6,22 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
 
 from client import protocol
 from client.app import ClientSettings, app, create_client_app
+from client.arrays import read_message
 from client.errors import ClientConfigError
 from client.mnist import scale_pixels
 from client.partition import build_partition
@@ -274,3 +285,33 @@ def test_imports_load_nothing_heavy(imported, kept_out):
     code = f"import sys, {imported}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not kept_out & set(done.stdout.split())
+
+
+def test_messages_are_read_as_flower_reads_them() -> None:
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord([np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(1)]),
+            "metrics": MetricRecord({"num-examples": 3, "many": [1.0, 2.0]}),
+            "config": ConfigRecord({"text": "a", "raw": b"b", "flags": [True, False]}),
+        }
+    )
+    request = Message(content, 7, "train", ttl=12.0, group_id="3")
+    request.metadata.__dict__["_message_id"] = "id"
+    for message in (
+        request,
+        Message(content, reply_to=request),
+        Message(Error(2, "no"), reply_to=request),
+        Message(RecordDict(), reply_to=request),
+    ):
+        data = message_to_proto(message).SerializeToString()
+        flowers = message_from_proto(ProtoMessage.FromString(data))
+        ours = read_message(memoryview(data))
+        assert ours.metadata == flowers.metadata
+        assert ours.has_error() == flowers.has_error()
+        if message.has_error():
+            assert (ours.error.code, ours.error.reason) == (2, "no")
+            continue
+        assert list(ours.content) == list(flowers.content)
+        assert message_to_proto(ours).SerializeToString() == data
+    with pytest.raises(Exception, match="parsing"):
+        read_message(b"garbage")

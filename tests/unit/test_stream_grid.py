@@ -676,6 +676,22 @@ def test_who_is_denied_while_connected_is_shut_out(
     assert model_of(fleet.exchange("b")[0]) == [1.0] * 4
 
 
+def test_who_comes_together_is_told_together(
+    fleet: Fleet, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.stream_grid, "_NEWS_S", 1.0)
+    names = [f"dev-{i}" for i in range(7)]
+    for name in names:
+        fleet.run(name, wait=False)
+    fleet.wait_for(*names)
+    fleet.clients["dev-0"].stop()
+    until(lambda: len(list(fleet.grid.get_node_ids())) == 6)
+    fleet.grid.stop()
+    joined, left = (line for line in said if line.startswith(("connected:", "left:")))
+    assert joined.endswith(" and 2 more")
+    assert left == "left: dev-0"
+
+
 def test_app_without_answer_to_a_query_is_no_error(fleet: Fleet, said: list[str]) -> None:
     fleet.run("a")
     message = Message(RecordDict(), node_id_of("a"), MessageType.QUERY)
@@ -911,10 +927,13 @@ def test_replies_are_acknowledged_with_the_next_work_or_after_a_while(
         work, message = raw.read_work()
         assert work.acks == answered[-1:]
         answered.append(work.message_id)
+        time.sleep(0.3)  # the delay of an earlier reply must not count for a later one
         raw.answer(work.message_id, message)
         pending.result()
+    begin = time.monotonic()
     frame = raw.read()
     assert frame == wire.Ack(answered[-1:])
+    assert time.monotonic() - begin > 0.4
 
 
 # --- availability, membership, life ---------------------------------------------------------------
