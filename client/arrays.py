@@ -189,4 +189,6 @@ def _layout(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C",
         raise ValueError("the header cannot be read") from None
     if dtype.hasobject:
         raise ValueError("arrays of Python objects are refused")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"its shape cannot be {shape}")  # True counts as 1, but not to numpy
     return dtype, shape, "F" if fortran_order else "C"

@@ -254,7 +254,7 @@ class StreamClient:
             hello = wire.Hello(
                 name=self.name,
                 session=self._session,
-                work=list(self._in_hand),
+                work=list(self._in_hand)[: wire.MAX_IDS],  # those that it finishes first
                 available=available,
                 max_message_bytes=self._max_message_bytes,
             )

@@ -4,9 +4,10 @@ A frame begins with a byte that says what it is and the lengths of its two parts
 a header in JSON; the second, of :class:`Work` and :class:`Reply` alone, is Flower's own protobuf
 message. Ids are in the header, so that neither end has to parse a model to know what it is about.
 
-A frame travels as one message of the gRPC stream, or as several if it is large. Signs of life wait
-behind what is being sent: behind a whole model they would be late on a slow link, and a client
-that is only slow would be taken for dead.
+A frame travels as one message of the gRPC stream, or as several if it is large: pieces of
+:data:`PIECE_BYTES` each, the last one excepted. Signs of life wait behind what is being sent: behind
+a whole model they would be late on a slow link, and a client that is only slow would be taken for
+dead. Whoever sends smaller pieces, or none for a minute, is not slow but a waste of memory.
 
     client                          server
     HELLO      ------------------>             who I am, what work I have in hand
@@ -20,6 +21,7 @@ that is only slow would be taken for dead.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -44,10 +46,16 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 512 * 2**20
 """Largest frame by default [bytes]."""
 PIECE_BYTES: Final = 64 * 2**10
 """Largest message of the gRPC stream [bytes]: half a second on a link of 1 Mbit/s."""
+PIECE_TIMEOUT_S: Final = 60.0
+"""Longest wait for the next piece of a frame, and for the other end to take one [s]."""
 DEFAULT_KEEPALIVE_S: Final = 5.0
 """Pause between two signs of life [s]; twice as long is waited for an answer."""
 MAX_NAME_LENGTH: Final = 64
 """Longest name of a client [characters]."""
+MAX_ID_LENGTH: Final = 64
+"""Longest id of a message or session [characters]."""
+MAX_IDS: Final = 1024
+"""Most ids in one frame: what a client can have in hand, or a server acknowledge at once."""
 
 
 class WireError(ValueError):
@@ -115,7 +123,8 @@ class Hello:
     session : str
         Random, kept as long as its process lives: tells a reconnect from a namesake.
     work : list of str
-        Ids of the messages that it works on, or whose replies were not acknowledged.
+        Ids of the messages that it works on, or whose replies were not acknowledged; at most
+        :data:`MAX_IDS`.
     available : bool
         Whether it takes work at present.
     max_message_bytes : int
@@ -252,6 +261,8 @@ _KINDS: Final[dict[type, Kind]] = {
     Goodbye: Kind.GOODBYE,
 }
 _FRAMES: Final = {kind: frame for frame, kind in _KINDS.items()}
+_BY_NUMBER: Final = {int(kind): kind for kind in Kind}
+_WITH_PAYLOAD: Final = frozenset((Kind.WORK, Kind.REPLY))
 _TYPES: Final = {
     "int": int,
     "str": str,
@@ -260,6 +271,7 @@ _TYPES: Final = {
     "Mapping[str, int | float | bool | str]": dict,
 }
 _PAYLOAD: Final = "payload"
+_IDS: Final = frozenset(("message_id", "session"))
 # Looked up per frame in a busy round, so worked out once. Annotations are texts in this module.
 _HEADER: Final = {
     cls: {item.name: str(item.type) for item in fields(cls) if item.name != _PAYLOAD}
@@ -268,7 +280,18 @@ _HEADER: Final = {
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _from_json: Final = json.JSONDecoder().decode
 _PREFIX: Final = struct.Struct(">BIQ")  # kind, bytes of the header, bytes of the payload
-_MAX_HEADER_BYTES: Final = 2**20
+_MAX_HEADER_BYTES: Final = {
+    Kind.HELLO: 128 * 2**10,  # room for MAX_IDS ids
+    Kind.REPLY: 2**10,
+    Kind.AVAILABILITY: 2**10,
+    Kind.GOODBYE: 2**10,
+}
+"""What clients may send; a server's headers carry a run's settings."""
+_MAX_SERVER_HEADER_BYTES: Final = 2**20
+_MAX_INT: Final = 2**63 - 1
+
+MAX_HELLO_BYTES: Final = _PREFIX.size + _MAX_HEADER_BYTES[Kind.HELLO]
+"""Largest hello [bytes]: all that is read from whoever has not said one yet."""
 
 
 def encode(frame: Frame, *payload: bytes | memoryview) -> bytes:
@@ -301,9 +324,13 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 async def read_frame(
-    read: Callable[[], Awaitable[bytes | None]], max_message_bytes: int
+    read: Callable[[], Awaitable[bytes | None]],
+    max_message_bytes: int,
+    piece_timeout_s: float = PIECE_TIMEOUT_S,
 ) -> bytes | None:
     """Return the bytes of the next frame, its pieces joined.
+
+    Never are more bytes kept than have come, and never more than one frame's.
 
     Parameters
     ----------
@@ -311,6 +338,8 @@ async def read_frame(
         Returns the next message of the stream, or nothing at its end.
     max_message_bytes : int
         Largest frame [bytes].
+    piece_timeout_s : float
+        Longest wait for the next piece of a frame that has begun [s].
 
     Returns
     -------
@@ -320,21 +349,31 @@ async def read_frame(
     Raises
     ------
     WireError
-        If a frame is larger, or no frame begins here.
+        If a frame is larger, stops halfway or comes in crumbs, or no frame begins here.
     """
     data = await read()
     if data is None:
         return None
-    if len(data) < _PREFIX.size:
-        raise WireError(f"frame of {len(data)} bytes: must have {_PREFIX.size} at least")
-    length = _length(data)
+    kind, _, length = _prefix(data)
     if length > max_message_bytes:
         raise WireError(f"frame of {length} bytes: must have {max_message_bytes} at most")
     if len(data) >= length:
         return data
     parts, missing = [data], length - len(data)
     while missing > 0:
-        data = await read()
+        # Crumbs would take many times their size, and empty ones would never make a frame.
+        if len(data) < PIECE_BYTES:
+            raise WireError(
+                f"{kind.name} frame: a piece of {len(data)} bytes, must have {PIECE_BYTES}"
+            )
+        try:
+            async with asyncio.timeout(piece_timeout_s):
+                data = await read()
+        except TimeoutError:
+            raise WireError(
+                f"{kind.name} frame: {missing} bytes are missing, and none came for "
+                f"{piece_timeout_s:.0f} s"
+            ) from None
         if data is None:
             return None
         parts.append(data)
@@ -342,9 +381,19 @@ async def read_frame(
     return b"".join(parts)
 
 
-def _length(data: bytes) -> int:
-    _, header_bytes, payload_bytes = _PREFIX.unpack_from(data)
-    return int(_PREFIX.size + header_bytes + payload_bytes)
+def _prefix(data: bytes) -> tuple[Kind, int, int]:
+    """Return a frame's kind, the bytes of its header and all its bytes."""
+    if len(data) < _PREFIX.size:
+        raise WireError(f"frame of {len(data)} bytes: must have {_PREFIX.size} at least")
+    number, header_bytes, payload_bytes = _PREFIX.unpack_from(data)
+    kind = _BY_NUMBER.get(number)
+    if kind is None:
+        raise WireError(f"unknown kind of frame: {number}")
+    if header_bytes > _MAX_HEADER_BYTES.get(kind, _MAX_SERVER_HEADER_BYTES):
+        raise WireError(f"{kind.name} frame: a header of {header_bytes} bytes is too long")
+    if payload_bytes and kind not in _WITH_PAYLOAD:
+        raise WireError(f"{kind.name} frame: a payload of {payload_bytes} bytes, must have none")
+    return kind, header_bytes, _PREFIX.size + header_bytes + payload_bytes
 
 
 def decode(data: bytes) -> Frame:
@@ -358,17 +407,9 @@ def decode(data: bytes) -> Frame:
     WireError
         If the bytes are no frame.
     """
-    if len(data) < _PREFIX.size:
-        raise WireError(f"frame of {len(data)} bytes: must have {_PREFIX.size} at least")
-    number, header_bytes, _ = _PREFIX.unpack_from(data)
-    try:
-        kind = Kind(number)
-    except ValueError:
-        raise WireError(f"unknown kind of frame: {number}") from None
-    if header_bytes > _MAX_HEADER_BYTES:
-        raise WireError(f"{kind.name} frame: a header of {header_bytes} bytes is too long")
-    if _length(data) != len(data):
-        raise WireError(f"{kind.name} frame: has {len(data)} bytes, not {_length(data)}")
+    kind, header_bytes, length = _prefix(data)
+    if length != len(data):
+        raise WireError(f"{kind.name} frame: has {len(data)} bytes, not {length}")
     end = _PREFIX.size + header_bytes
     try:
         values = _from_json(data[_PREFIX.size : end].decode())
@@ -392,22 +433,43 @@ def _checked(kind: Kind, values: Mapping[str, Any], payload: memoryview) -> Fram
             type(value) is list and not all(type(entry) is str for entry in value)
         ):
             raise WireError(f"{kind.name} frame: {name!r} is no {annotation}")
+        if type(value) is list:
+            _check_ids(kind, name, value)
+        elif name in _IDS:
+            _check_ids(kind, name, [value])
     if cls is Work or cls is Reply:
         known[_PAYLOAD] = payload
     frame: Frame = cls(**known)
     if isinstance(frame, Hello):
         check_name(frame.name)
+        if not 0 < frame.max_message_bytes <= _MAX_INT:
+            raise WireError("HELLO frame: 'max_message_bytes' is out of range")
+        if frame.package != _printable(frame.package):
+            raise WireError("HELLO frame: 'package' is no version")
     return frame
+
+
+def _check_ids(kind: Kind, name: str, ids: list[str]) -> None:
+    if len(ids) > MAX_IDS:
+        raise WireError(f"{kind.name} frame: {len(ids)} ids in {name!r}, {MAX_IDS} at most")
+    if any(len(entry) > MAX_ID_LENGTH for entry in ids):
+        raise WireError(f"{kind.name} frame: {name!r} is longer than {MAX_ID_LENGTH} characters")
 
 
 def _foreign_hello(values: Mapping[str, Any]) -> Hello:
     protocol = values.get("protocol")
     return Hello(
-        name=str(values.get("name"))[:MAX_NAME_LENGTH],
+        name=_printable(values.get("name")),
         session="",
-        protocol=protocol if type(protocol) is int else 0,
-        package=str(values.get("package"))[:MAX_NAME_LENGTH],
+        protocol=protocol if type(protocol) is int and 0 <= protocol <= _MAX_INT else 0,
+        package=_printable(values.get("package")),
     )
+
+
+def _printable(value: object) -> str:
+    """Return what may go into a line of the log of something that a stranger says."""
+    text = str(value)[:MAX_NAME_LENGTH] if isinstance(value, str | int | float) else "?"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 # --- gRPC settings --------------------------------------------------------------------------------
@@ -439,6 +501,13 @@ def server_options(keepalive_s: float = DEFAULT_KEEPALIVE_S) -> Options:
     return [
         *_common_options(keepalive_s),
         ("grpc.so_reuseport", 0),  # else a second server on the same port gets half of the clients
+        # Nothing larger is sent, and gRPC keeps a message of every stream until it is read; it
+        # holds for what a compressed message unfolds to as well (grpcio 1.85).
+        ("grpc.max_receive_message_length", PIECE_BYTES),
+        # A client has one stream per connection. Whoever connects and opens none is sent away.
+        ("grpc.max_concurrent_streams", 16),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 60_000),
         # The server would take its clients' pings for an attack and close the connection.
         ("grpc.http2.min_ping_interval_without_data_ms", _ms(keepalive_s) // 2),
         ("grpc.http2.max_ping_strikes", 0),

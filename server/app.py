@@ -23,6 +23,7 @@ from strategies.flower import (
 from .aggregation import build_aggregation
 from .config import ServerConfig
 from .history import RunHistory
+from .resume import checkpointer, load_checkpoint, restore
 from .round_log import RoundLog
 from .run_directory import RunDirectory, load_model, refuse_existing
 
@@ -60,7 +61,7 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
     )
 
 
-def check_settings(config: ServerConfig) -> None:
+def check_settings(config: ServerConfig, *, resume: bool = False) -> None:
     """Refuse what :func:`create_app`'s app would refuse, before anything is opened or written.
 
     Raises
@@ -71,13 +72,15 @@ def check_settings(config: ServerConfig) -> None:
     from client.partition import check_partitioner
     from client.task import initial_arrays
 
-    build_strategy(config)
+    strategy = build_strategy(config)
     check_partitioner(config.partitioner)
     arrays = initial_arrays(config.model, config.seed)
     if config.initial_model:
         load_model(Path(config.initial_model), like=arrays)
-    if config.run_dir:
+    if config.run_dir and not resume:
         refuse_existing(Path(config.run_dir))
+    if config.checkpoint_every:
+        strategy.require_savable()
 
 
 def policy_parameters(config: ServerConfig) -> dict[str, Any]:
@@ -92,6 +95,7 @@ def create_app(
     hooks: Sequence[RoundHook] = (),
     settings: Mapping[str, Any] | None = None,
     availability: float = 1.0,
+    resume: bool = False,
     on_strategy: Callable[[ScheduledStrategy], None] = lambda strategy: None,
     on_summary: Callable[[dict[str, Any]], None] = lambda summary: None,
 ) -> ServerApp:
@@ -105,6 +109,8 @@ def create_app(
         What ``config.toml`` records; by default the run configuration.
     availability : float
         Expected share of rounds in which a client is available.
+    resume : bool
+        Whether to go on with the run in ``run-dir`` instead of beginning one.
     on_strategy : callable
         Takes the strategy before it starts.
     on_summary : callable
@@ -126,24 +132,34 @@ def create_app(
         arrays = initial_arrays(config.model, config.seed)
         if config.initial_model:
             arrays = load_model(Path(config.initial_model), like=arrays)
-        history = RunHistory(arrays)
         strategy = build_strategy(config, availability=availability)
+        timed = grid if isinstance(grid, TimedExchange) else _StockGrid(grid, config.tau_max_s)
+        run_dir = Path(config.run_dir) if config.run_dir else None
+        saved = load_checkpoint(run_dir, config) if resume and run_dir is not None else None
+        history = RunHistory(arrays)
+        if saved is not None and run_dir is not None:
+            history = restore(saved, run_dir, strategy, timed, like=arrays)
         strategy.add_hook(history.record)
         evaluate = evaluator(config)
         directory = None
-        if config.run_dir:
-            directory = RunDirectory(Path(config.run_dir), settings or config.to_mapping())
+        if run_dir is not None:
+            if resume:
+                directory = RunDirectory.reopen(run_dir, saved.round if saved else 0)
+            else:
+                directory = RunDirectory(run_dir, settings or config.to_mapping())
             # On a SuperLink the ServerApp runs where the SuperLink was started.
-            LOGGER.info("results go to %s", Path(config.run_dir).resolve())
+            LOGGER.info("results go to %s", run_dir.resolve())
             strategy.add_hook(directory.write_round)
             strategy.add_hook(
                 lambda record, arrays: directory.note_arms(strategy.arms.arms, strategy.floors)
             )
+            if config.checkpoint_every:
+                strategy.require_savable()
+                strategy.add_hook(checkpointer(run_dir, config, strategy, timed))
         for hook in hooks:
             strategy.add_hook(hook)
         on_strategy(strategy)
         try:
-            timed = grid if isinstance(grid, TimedExchange) else _StockGrid(grid, config.tau_max_s)
             strategy.start(timed, history.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
         finally:
             if directory is not None:

@@ -18,9 +18,10 @@ from client.wire import package_version
 from strategies import ConfigError
 from strategies.flower import LOGGER
 
-from .command_line import given_settings, run_command, settings_options
+from .command_line import given_settings, resume_option, run_command, settings_options
 from .fleet import FleetConfig, run_fleet
 from .operator_channel import operator_channel, read_status
+from .resume import resumed_settings
 from .run_directory import default_run_dir
 from .status import status_table
 
@@ -40,13 +41,19 @@ _WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-m
 )
 @click.version_option(package_version(), prog_name="flower-server")
 @settings_options(FleetConfig, lambda key, default: str(default))
+@resume_option
 @click.pass_context
-def cli(context: click.Context, /, **flags: Any) -> None:
+def cli(context: click.Context, /, resume: Path | None, **flags: Any) -> None:
     """Wait for flower-clients, schedule them, train, and leave the results in a run directory."""
     if context.invoked_subcommand is not None:
         return
     given = given_settings(flags)
-    config = FleetConfig.from_mapping(given)
+    if resume is None:
+        config = FleetConfig.from_mapping(given)
+    else:
+        config = FleetConfig.from_mapping(resumed_settings(resume, given))
+        if config.app or config.runtime != "stream":
+            raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
     if config.app and (useless := given.keys() - _WITH_APP):
         key = min(useless)
         raise ConfigError(key, given[key], "left out with --app: that app has settings of its own")
@@ -63,7 +70,7 @@ def cli(context: click.Context, /, **flags: Any) -> None:
 
             run_superlink(config)
         else:
-            run_fleet(config)
+            run_fleet(config, resume=resume is not None)
     except KeyboardInterrupt:
         told = ", the clients were told" if config.runtime == "stream" else ""
         console.print(f"stopped: the round was abandoned{told}", highlight=False)

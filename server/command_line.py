@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
 
@@ -86,6 +87,15 @@ def settings_options(
         return command
 
     return decorate
+
+
+resume_option = click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Go on with the run in this folder, from its last checkpoint.",
+)
+"""Flag of the commands that run rounds."""
 
 
 def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:

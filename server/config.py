@@ -60,6 +60,9 @@ class ServerConfig(Settings):
     run_dir: str = field(
         default="", metadata={"help": "Folder for the results; must not exist yet."}
     )
+    checkpoint_every: int = field(
+        default=1, metadata={"help": "Rounds between two checkpoints (0: never)."}
+    )
     initial_model: str = field(
         default="", metadata={"help": "Model to begin with, a model.safetensors of another run."}
     )
@@ -80,7 +83,7 @@ class ServerConfig(Settings):
     def __post_init__(self) -> None:
         for name in ("num_selected", "rounds", "eval_every", "batch_size", "local_steps"):
             self.require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("client_eval_every", "min_clients"):
+        for name in ("client_eval_every", "min_clients", "checkpoint_every"):
             self.require(name, getattr(self, name) >= 0, "0 or more")
         self.require("seed", 0 <= self.seed < 2**63, "0 or more, and below 2^63")
         self.require("wait_s", 0 <= self.wait_s <= _LONGEST_WAIT_S, "0 to 604800, a week")

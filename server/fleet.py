@@ -83,7 +83,9 @@ class FleetConfig(ServerConfig):
         return ServerConfig(**{f.name: getattr(self, f.name) for f in fields(ServerConfig)})
 
 
-def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
+def run_fleet(
+    config: FleetConfig, hooks: Sequence[RoundHook] = (), *, resume: bool = False
+) -> None:
     """Listen, run the ServerApp once, tell the clients, stop.
 
     SIGINT and SIGTERM abandon the round; what was learned so far is written. A second signal
@@ -95,6 +97,8 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
         Settings.
     hooks : sequence of callable
         Called after each round.
+    resume : bool
+        Whether to go on with the run in ``run-dir``.
 
     Raises
     ------
@@ -114,9 +118,12 @@ def run_fleet(config: FleetConfig, hooks: Sequence[RoundHook] = ()) -> None:
         server_app = load_server_app(config.app)
         run_config = app_config(Path())
     else:
-        check_settings(config.server_config())  # before anybody can connect
+        check_settings(config.server_config(), resume=resume)  # before anybody can connect
         server_app = create_app(
-            hooks=(RoundLog(), *hooks), settings=config.to_mapping(), on_strategy=status.watch
+            hooks=(RoundLog(), *hooks),
+            settings=config.to_mapping(),
+            resume=resume,
+            on_strategy=status.watch,
         )
     grid = StreamGrid(
         config.address,

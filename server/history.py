@@ -21,7 +21,9 @@ class RunHistory:
     Parameters
     ----------
     arrays : ArrayRecord
-        The initial model.
+        The initial model, or that after ``records``.
+    records : sequence of RoundRecord
+        Rounds of an earlier part of the run.
 
     Attributes
     ----------
@@ -31,9 +33,9 @@ class RunHistory:
         The model after them.
     """
 
-    def __init__(self, arrays: ArrayRecord) -> None:
+    def __init__(self, arrays: ArrayRecord, records: Sequence[RoundRecord] = ()) -> None:
         self.arrays = arrays
-        self.records: list[RoundRecord] = []
+        self.records = list(records)
 
     def record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Take note of a round."""

@@ -8,8 +8,9 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 import safetensors.numpy
 import tomli_w
@@ -50,6 +51,35 @@ def refuse_existing(path: Path) -> None:
         ) from None
     if exists:
         raise ConfigError("run-dir", str(path), "a folder that does not exist yet")
+
+
+def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> list[RoundRecord]:
+    """Read the first rounds of a run directory.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    num_rounds : int
+        How many.
+    names : sequence of str
+        What its arms are called, by index.
+
+    Raises
+    ------
+    ConfigError
+        If it holds fewer.
+    """
+    file = path / "rounds.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()[:num_rounds] if file.exists() else []
+    if len(lines) < num_rounds:
+        raise ConfigError("resume", str(path), f"a run with {num_rounds} rounds in {file.name}")
+    records = []
+    for line in map(json.loads, lines):
+        values = {f.name: line[f.name] for f in fields(RoundRecord) if f.name in line}
+        values.setdefault("available", list(range(line["num_available"])))
+        records.append(RoundRecord(**values, names=[names[arm] for arm in line["selected"]]))
+    return records
 
 
 def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
@@ -98,7 +128,6 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self.path = path
         refuse_existing(path)
         try:
             path.mkdir(parents=True)
@@ -106,7 +135,40 @@ class RunDirectory:
             raise ConfigError(
                 "run-dir", str(path), f"a folder that can be created ({error.strerror})"
             ) from None
+        self._open(path)
         self._write("config.toml", tomli_w.dumps(dict(config)))
+
+    @classmethod
+    def reopen(cls, path: Path, num_rounds: int) -> Self:
+        """Go on with the directory of a run that was interrupted.
+
+        Parameters
+        ----------
+        path : Path
+            The folder.
+        num_rounds : int
+            Rounds to keep: those after the checkpoint are cut from ``rounds.jsonl``.
+
+        Raises
+        ------
+        OSError
+            If it cannot be read or written.
+        """
+        directory = cls.__new__(cls)
+        file = path / "rounds.jsonl"
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        kept = b"".join(lines[:num_rounds])
+        directory._open(path)
+        if kept != b"".join(lines):
+            directory._rounds.close()
+            directory._write("rounds.jsonl", kept)
+            directory._rounds = file.open("a", encoding="utf-8")
+        accuracies = (json.loads(line)["accuracy"] for line in kept.splitlines())
+        directory._best_accuracy = max((a for a in accuracies if a is not None), default=-1.0)
+        return directory
+
+    def _open(self, path: Path) -> None:
+        self.path = path
         self._rounds: IO[str] = (path / "rounds.jsonl").open("a", encoding="utf-8")
         self._log = logging.FileHandler(path / "log.txt", encoding="utf-8")
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -122,6 +184,7 @@ class RunDirectory:
             "round": record.round,
             "time_s": record.time_s,
             "round_s": record.round_s,
+            "num_arms": record.num_arms,
             "num_available": len(record.available),
         }
         if record.num_arms <= _MAX_LISTED_ARMS:

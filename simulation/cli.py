@@ -14,10 +14,12 @@ from rich.console import Console
 from server.command_line import (
     given_settings,
     log_warnings_to,
+    resume_option,
     run_command,
     settings_options,
     stoppable,
 )
+from server.resume import resumed_settings
 from server.run_directory import default_run_dir, refuse_existing
 
 from .config import SCENARIOS, SimulationConfig
@@ -51,16 +53,22 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the summary 
 )
 @_options
 @_json
+@resume_option
 @click.pass_context
-def cli(context: click.Context, /, as_json: bool, **flags: Any) -> None:
+def cli(context: click.Context, /, as_json: bool, resume: Path | None, **flags: Any) -> None:
     """Schedule real Flower clients that train on MNIST, in one process and virtual time.
 
     Without arguments: CS-UCB-Q in the paper's non-ideal scenario, until a stated accuracy.
     """
     if context.invoked_subcommand is not None:
         misplaced = [*given_settings(flags), *(["json"] if as_json else [])]
+        misplaced += ["resume"] if resume else []
         if misplaced:
             raise click.UsageError(f"--{misplaced[0]} belongs behind {context.invoked_subcommand}")
+        return
+    if resume is not None:
+        config = SimulationConfig.from_mapping(resumed_settings(resume, given_settings(flags)))
+        _run([config], resume, as_json, resume=True)
         return
     config = _resolve(flags)
     run_dir = Path(config.run_dir or default_run_dir(config.strategy))
@@ -98,9 +106,12 @@ def _resolve(flags: dict[str, Any]) -> SimulationConfig:
     return SimulationConfig.from_mapping({**preset, **given})
 
 
-def _run(configs: list[SimulationConfig], folder: Path, as_json: bool) -> None:
+def _run(
+    configs: list[SimulationConfig], folder: Path, as_json: bool, *, resume: bool = False
+) -> None:
     """Run one simulation after the other; leave figures in the folder and show the results."""
-    refuse_existing(folder)
+    if not resume:
+        refuse_existing(folder)
     from .runner import Simulation  # takes seconds: torch
 
     errors = Console(stderr=True)
@@ -111,7 +122,7 @@ def _run(configs: list[SimulationConfig], folder: Path, as_json: bool) -> None:
     for simulation in simulations:
         progress = RunProgress(errors, simulation.config.strategy, simulation.config.rounds)
         with stoppable(), progress:
-            results.append(simulation.run([progress.update]))
+            results.append(simulation.run([progress.update], resume=resume))
 
     from .figures import draw_figures
     from .tables import print_tables

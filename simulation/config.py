@@ -55,6 +55,9 @@ class SimulationConfig(ServerConfig):
     wait_s: float = field(
         default=0.0, metadata={"help": "Longest wait for clients in a round [virtual s]."}
     )
+    checkpoint_every: int = field(
+        default=500, metadata={"help": "Rounds between two checkpoints (0: never)."}
+    )
     scenario: str = field(
         default="non-ideal", metadata={"help": "Preset of the paper: ideal or non-ideal."}
     )

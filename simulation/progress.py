@@ -62,4 +62,4 @@ class RunProgress:
             times = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
             slowest = f"  slowest {record.names[times.index(max(times))]}"
         status = f"{record.time_s:.0f} s{self._accuracy}{slowest}"
-        self._progress.update(self._task, advance=1, status=status)
+        self._progress.update(self._task, completed=record.round, status=status)

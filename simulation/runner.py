@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 
 from client.partition import build_partition
 from server.app import build_strategy, create_app
-from server.run_directory import load_model
+from server.run_directory import load_model, read_rounds
 from strategies import POLICIES, ConfigError, check_feasibility, parse_floors
 from strategies.flower import RoundHook, RoundRecord
 
@@ -78,8 +78,16 @@ class Simulation:
         model_bits = 8 * sum(array.numpy().nbytes for array in arrays.values())
         self._environment = config.environment(model_bits)
 
-    def run(self, hooks: Sequence[RoundHook] = ()) -> SimulationResult:
-        """Run all rounds; an interrupt leaves the run directory complete up to it."""
+    def run(self, hooks: Sequence[RoundHook] = (), *, resume: bool = False) -> SimulationResult:
+        """Run all rounds; an interrupt leaves the run directory complete up to it.
+
+        Parameters
+        ----------
+        hooks : sequence of callable
+            Called after each round.
+        resume : bool
+            Whether to go on with the run in ``run-dir``, whose last checkpoint decides where.
+        """
         from client.app import create_client_app
 
         config = self.config
@@ -107,6 +115,7 @@ class Simulation:
             hooks=(lambda record, arrays: records.append(record), *hooks),
             settings=config.to_mapping(),
             availability=float(config.per_client("availability").mean()),
+            resume=resume,
             on_summary=summaries.append,
         )
         context = Context(
@@ -117,7 +126,11 @@ class Simulation:
             run_config=run_config,
         )
         server_app(grid, context)
-        return SimulationResult(config, summaries[-1], records)
+        summary = summaries[-1]
+        if resume:  # with what was before
+            names = [arm["name"] for arm in summary["arms"]]
+            records = read_rounds(Path(config.run_dir), summary["rounds"], names)
+        return SimulationResult(config, summary, records)
 
     def _refuse_infeasible_floors(self, num_examples: list[int]) -> None:
         config = self.config

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -19,7 +20,10 @@ from flwr.app import (
 from flwr.app.message.message import make_message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from numpy.typing import NDArray
 
 from client.arrays import fast_record
 from client.protocol import COMPUTE_S, LINK_S, TIMING
@@ -132,6 +136,30 @@ class VirtualGrid(OwnGrid):
         """Let virtual time pass."""
         self._now_s += seconds
 
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next round depends on: time, who is busy, what the apps remember."""
+        return {
+            "now_s": self._now_s,
+            "busy_until": {str(node): until_s for node, until_s in self._busy_until.items()},
+            "num_messages": self._num_messages,
+            "contexts": {
+                str(node): _bytes_of(context.state)
+                for node, context in self._contexts.items()
+                if len(context.state)
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` left off."""
+        self._now_s = state["now_s"]
+        self._busy_until = {int(node): until_s for node, until_s in state["busy_until"].items()}
+        self._num_messages = state["num_messages"]
+        for node, data in state["contexts"].items():
+            proto = ProtoRecordDict.FromString(data.tobytes())
+            self._contexts[int(node)].state = recorddict_from_proto(proto)
+
     # -- Flower's grid ------------------------------------------------------------------------
 
     def get_node_ids(self) -> Iterable[int]:
@@ -233,6 +261,10 @@ class VirtualGrid(OwnGrid):
         if kind == MessageType.EVALUATE:
             return self._compute_s[arm], self._download_s[arm]
         return 0.0, 0.0
+
+
+def _bytes_of(record: RecordDict) -> NDArray[np.uint8]:
+    return np.frombuffer(recorddict_to_proto(record).SerializeToString(), dtype=np.uint8)
 
 
 def _error(message: Message, reason: str) -> Message:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,17 @@ class ArmTable:
         self._available = sorted({by_node[node].index for node in free})
         members = connected - grid.on_leave()
         self._members = sorted({by_node[node].index for node in members})
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return the arms, ready for JSON."""
+        return [asdict(arm) for arm in self.arms]
+
+    def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Know the arms that :meth:`state` returned; nobody is there until the next ``sync``."""
+        self.arms = [Arm(**arm) for arm in state]
+        self._by_key = {arm.key: arm for arm in self.arms}
+        self._by_node = {arm.node_id: arm for arm in self.arms}
+        self._members, self._available = [], []
 
     def arm_of(self, node_id: int) -> Arm:
         """Return the arm behind a node id."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -139,6 +139,19 @@ class ReplyChecker:
         best = max(votes, key=lambda signature: (votes[signature], self._seen[signature]))
         self._seen[best] += votes[best]
         return best
+
+    def state(self) -> list[list[Any]]:
+        """Return what :meth:`agree` has learned, ready for JSON."""
+        return [
+            [arrays, metrics, sorted(keys), count]
+            for (arrays, metrics, keys), count in self._seen.items()
+        ]
+
+    def load_state(self, state: Iterable[Sequence[Any]]) -> None:
+        """Go on where :meth:`state` left off."""
+        self._seen = Counter(
+            {(arrays, metrics, frozenset(keys)): count for arrays, metrics, keys, count in state}
+        )
 
     def _check_arrays(self, arrays: ArrayRecord, expected: Mapping[str, ArraySpec]) -> None:
         if arrays.keys() != expected.keys():

@@ -54,6 +54,7 @@ from .replies import (
     client_timing,
     error_text,
 )
+from .strategy_state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, TIMEOUT, Exchange, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
 
@@ -211,6 +212,8 @@ class ScheduledStrategy(Strategy):
         self.arms = ArmTable()
         self._policy: SchedulingPolicy | None = None
         self._open_round: int | None = None
+        self._run: _Run | None = None
+        self._resumed: Mapping[str, Any] | None = None
         self._floor_warning = ""
         self._logged: set[tuple[int, str]] = set()
 
@@ -232,6 +235,66 @@ class ScheduledStrategy(Strategy):
         """Virtual queue of each arm [rounds owed]; ``None`` for a policy without queues."""
         queues = getattr(self._policy, "virtual_queue", None)
         return None if queues is None else [float(queue) for queue in queues]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next round depends on, the model apart; for a round hook.
+
+        Returns
+        -------
+        dict
+            Mappings, lists, plain values and numpy arrays; nothing that needs pickle.
+
+        Raises
+        ------
+        ConfigError
+            If the wrapped strategy holds something that cannot be saved, by name.
+        SchedulingError
+            Before the first round.
+        """
+        if self._run is None:
+            raise SchedulingError("there is nothing to save before start()")
+        now_s = self._run.timed.now()
+        return {
+            "round": self._open_round,
+            "now_s": now_s,
+            "begin_s": self._run.begin_s,
+            "rounds_without_step": self._run.rounds_without_step,
+            "policy": self.policy.state_dict(),
+            "arms": self.arms.state(),
+            "replies": self._checker.state(),
+            "wrapped": strategy_state(self._wrapped.outer),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let :meth:`start` go on where :meth:`state_dict` left off.
+
+        Parameters
+        ----------
+        state : mapping
+            What :meth:`state_dict` returned. ``start`` wants the model of that round.
+
+        Raises
+        ------
+        ConfigError
+            If it is of other settings.
+        """
+        self.arms.load_state(state["arms"])
+        policy = self._build_policy(len(self.arms))
+        policy.load_state_dict(state["policy"])
+        load_strategy_state(self._wrapped.outer, state["wrapped"])
+        self._checker.load_state(state["replies"])
+        self._policy = policy
+        self._resumed = state
+
+    def require_savable(self) -> None:
+        """Refuse, by name, a wrapped strategy that holds what :meth:`state_dict` cannot save.
+
+        Raises
+        ------
+        ConfigError
+            If there is something.
+        """
+        strategy_state(self._wrapped.outer)
 
     def add_hook(self, hook: RoundHook) -> None:
         """Call ``hook`` after each round, after those that are there."""
@@ -308,9 +371,9 @@ class ScheduledStrategy(Strategy):
 
         A round ends with its last reply, at ``tau_max_s`` or at ``timeout`` [s], whichever comes
         first. ``evaluate_fn`` is called before the first round, every ``eval_every`` rounds and
-        after the last.
+        after the last. After :meth:`load_state_dict` the rounds go on from there.
         """
-        if self._policy is not None:
+        if self._run is not None:
             raise SchedulingError(
                 "start() runs once, its policy has learned: build a new ScheduledStrategy"
             )
@@ -325,9 +388,15 @@ class ScheduledStrategy(Strategy):
             deadline_s=min(timeout, self._tau_max_s),
             result=Result(arrays=initial_arrays),
         )
-        self._evaluate(run, 0, evaluate_fn)
-        self._wait_for(timed, self._min_clients, "the first round")
-        for server_round in range(1, num_rounds + 1):
+        self._run = run
+        first_round = 1
+        if self._resumed is None:
+            self._evaluate(run, 0, evaluate_fn)
+        else:
+            first_round = self._resumed["round"] + 1
+            run.rounds_without_step = self._resumed["rounds_without_step"]
+        self._wait_for(timed, self._min_clients, f"round {first_round}")
+        for server_round in range(first_round, num_rounds + 1):
             self._open_round = server_round
             record = self._run_round(run, server_round)
             if server_round == num_rounds or server_round % self._eval_every == 0:
@@ -444,7 +513,7 @@ class ScheduledStrategy(Strategy):
         run.timed.begin_round(server_round)
         self._gather(run.timed, server_round)
         if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
-            run.begin_s = run.timed.now()
+            run.begin_s = self._begin_s(run.timed.now())
         available = np.flatnonzero(self.arms.available).tolist()
         selection = self._ask(server_round)
         arms = np.flatnonzero(selection.mask).tolist()
@@ -485,6 +554,15 @@ class ScheduledStrategy(Strategy):
             stepped=arrays is not None,
             no_step=no_step,
         )
+
+    def _begin_s(self, now_s: float) -> float:
+        """Return when the run began, on the grid's clock; a pause before a resumption is none."""
+        if self._resumed is None:
+            return now_s
+        saved_now_s, saved_begin_s = self._resumed["now_s"], self._resumed["begin_s"]
+        if now_s == saved_now_s:  # a virtual clock that goes on: to the last digit
+            return float(saved_begin_s)
+        return float(now_s - (saved_now_s - saved_begin_s))
 
     def _ask(self, server_round: int) -> Selection:
         available: BoolArray = self.arms.available

@@ -12,15 +12,18 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from client.cli import main as client_main
 from client.credentials import channel_credentials
+from server.checkpoint import CheckpointFolder
 from server.cli import main as server_main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
@@ -257,6 +260,49 @@ def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fle
     fleet.processes["server"].kill()
     (arm,) = json.loads((fleet.folder / "run" / "arms.json").read_text())
     assert (arm["name"], arm["floor"]) == ("dev-0", 0.5)
+
+
+def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
+    settings = (
+        "--strategy cs-ucb-q --num-selected 2 --min-clients 3 --rounds 60 --eval-every 20 "
+        "--fairness equal:0.2 --aggregation fedadam --aggregation-option eta=0.01"
+    )
+    port = fleet.server(f"{settings} --run-dir run")
+    for number in range(3):
+        # Round trips of a quarter of a second: the server is killed in the midst of them.
+        fleet.client(port, number, 3, "--compute 8")
+    last = 0
+    for _ in range(3):
+        fleet.wait_for_rounds(last + 4)
+        fleet.processes["server"].kill()
+        fleet.processes["server"].wait()
+        last = len(fleet.rounds())
+        fleet.start(
+            "server", "server.cli", f"--resume run --address 127.0.0.1:{port} --rounds {last + 12}"
+        )
+    assert fleet.processes["server"].wait(timeout=60) == 0, fleet.log("server")
+
+    rounds = fleet.rounds()
+    assert [r["round"] for r in rounds] == list(range(1, last + 13)), "none twice, none missing"
+    assert all(a["time_s"] < b["time_s"] for a, b in pairwise(rounds))
+    arms = json.loads((fleet.folder / "run" / "arms.json").read_text())
+    assert sorted(arm["name"] for arm in arms) == ["dev-0", "dev-1", "dev-2"]
+
+    # What the policy remembers is what the recorded rounds imply.
+    saved = CheckpointFolder(fleet.folder / "run" / "checkpoint").load()
+    assert saved is not None
+    assert saved.round == len(rounds)
+    policy = saved.state["strategy"]["policy"]
+    selected = [np.isin(np.arange(3), r["selected"]) for r in rounds]
+    assert policy["play_count"].tolist() == np.sum(selected, axis=0).tolist()
+    queue = np.zeros(3)
+    for round_, mask in zip(rounds, selected, strict=True):
+        member = np.isin(np.arange(3), round_["available"])  # nobody is busy between rounds
+        queue = np.where(member, np.maximum(queue + 0.2 - mask, 0.0), queue)
+    assert policy["virtual_queue"] == pytest.approx(queue)
+    summary = json.loads((fleet.folder / "run" / "summary.json").read_text())
+    assert summary["rounds"] == len(rounds)
+    assert summary["failures"] == 0
 
 
 def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:

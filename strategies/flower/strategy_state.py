@@ -1,0 +1,91 @@
+"""What a Flower strategy has learned, as numbers and arrays that can be written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import Strategy
+
+from ..base import ConfigError
+
+_PLAIN: Final = (bool, int, float, str)
+_RECORD: Final = "__array_record__"
+"""Marks a mapping that stands for an ArrayRecord."""
+
+
+def strategy_state(strategy: Strategy) -> dict[str, Any]:
+    """Return the numbers, texts and arrays of a strategy and of those that it wraps.
+
+    Functions and further strategies are not part of it: they are there again once the strategy
+    is built anew.
+
+    Returns
+    -------
+    dict
+        Mappings, lists, plain values and numpy arrays; nothing that needs pickle.
+
+    Raises
+    ------
+    ConfigError
+        If it holds something else, by name.
+    """
+    state = {}
+    for name, value in vars(strategy).items():
+        if isinstance(value, Strategy):
+            state[name] = strategy_state(value)
+        elif not callable(value):
+            state[name] = _plain(value, f"{type(strategy).__name__}.{name}")
+    return state
+
+
+def load_strategy_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
+    """Give a strategy that was built anew what :func:`strategy_state` returned.
+
+    Raises
+    ------
+    ConfigError
+        If it has other attributes.
+    """
+    own = {name for name, value in vars(strategy).items() if not callable(value)}
+    if own != state.keys():
+        differing = ", ".join(sorted(own ^ state.keys()))
+        raise ConfigError("strategy", type(strategy).__name__, f"as it was saved ({differing})")
+    for name, value in state.items():
+        current = getattr(strategy, name)
+        if isinstance(current, Strategy):
+            load_strategy_state(current, value)
+        else:
+            setattr(strategy, name, _restored(value))
+
+
+def _plain(value: object, where: str) -> Any:
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.copy()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, ArrayRecord):
+        return {_RECORD: {key: array.numpy() for key, array in value.items()}}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise ConfigError(
+        where,
+        f"a {type(value).__name__}",
+        "something that a checkpoint can hold: see checkpoint-every",
+    )
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if value.keys() == {_RECORD}:
+            return ArrayRecord({key: Array(array) for key, array in value[_RECORD].items()})
+        return {key: _restored(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    return value

@@ -1,0 +1,223 @@
+"""Checkpoints are whole or not there, and a resumed run is the run that was not interrupted."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+)
+
+from server.aggregation import AGGREGATIONS, build_aggregation
+from server.checkpoint import CheckpointFolder
+from server.cli import main as server_main
+from simulation.cli import main
+from simulation.config import SCENARIOS, SimulationConfig
+from simulation.runner import Simulation
+from strategies import ConfigError
+from strategies.flower import LOGGER, RoundRecord
+from strategies.flower.strategy_state import load_strategy_state, strategy_state
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def state(number: int) -> dict[str, Any]:
+    return {
+        "number": number,
+        "text": "ä",
+        "none": None,
+        "nested": [{"array": np.arange(number, dtype=np.int64)}, [1.5, True]],
+        "float": np.array([np.nan, np.inf, 0.1]),
+        "mask": np.array([[True, False]]),
+        "empty": np.zeros((0, 3), dtype=np.float32),
+    }
+
+
+def test_what_is_saved_comes_back_to_the_last_bit(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoint")
+    assert folder.load() is None
+    folder.save(7, state(3))
+    found = folder.load()
+    assert found is not None
+    assert found.round == 7
+    assert found.state["nested"][0]["array"].tolist() == [0, 1, 2]
+    assert found.state["nested"][1] == [1.5, True]
+    assert (found.state["number"], found.state["text"], found.state["none"]) == (3, "ä", None)
+    for name in ("float", "mask", "empty"):
+        expected = state(3)[name]
+        assert found.state[name].dtype == expected.dtype
+        assert found.state[name].shape == expected.shape
+        assert found.state[name].tobytes() == expected.tobytes()
+
+
+def test_two_are_kept_and_one_that_is_torn_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for number in (1, 2, 10):
+        folder.save(number, state(number))
+    second, newest = sorted(tmp_path.iterdir())
+    assert (second.name[:8], newest.name[:8]) == ("00000002", "00000010")
+    data = newest.read_bytes()
+    for damaged in (data[:-1], data[: len(data) // 2], b"", data[:100] + b"X" + data[101:]):
+        newest.write_bytes(damaged)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+            found = folder.load()
+        assert found is not None
+        assert found.round == 2
+        assert "passed over" in caplog.text
+    second.unlink()
+    assert folder.load() is None
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, state(1))
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("server.checkpoint.os.fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        folder.save(2, state(2))
+    assert "00000002" in str(caught.value.filename)
+    found = folder.load()
+    assert found is not None
+    assert found.round == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+# --- the wrapped strategy -------------------------------------------------------------------------
+
+
+def test_momentum_and_the_like_are_saved_whatever_is_wrapped() -> None:
+    options = {"qfedavg": "client-learning-rate=0.1"}
+    for name in AGGREGATIONS:
+        strategy_state(build_aggregation(name, options.get(name, "")))
+
+    old = FedAdam(eta=0.5)
+    old.current_arrays = {"w": np.ones(2, dtype=np.float32)}
+    old.m_t, old.v_t = {"w": np.full(2, 0.25)}, {"w": np.full(2, 0.5)}
+    wrapped = DifferentialPrivacyServerSideAdaptiveClipping(old, 0.1, 5)
+    wrapped.clipping_norm = 0.7
+    new = DifferentialPrivacyServerSideAdaptiveClipping(FedAdam(eta=0.5), 0.1, 5)
+    load_strategy_state(new, strategy_state(wrapped))
+    assert new.clipping_norm == 0.7
+    inner = new.strategy
+    assert isinstance(inner, FedAdam)
+    assert inner.m_t is not None
+    assert inner.m_t["w"].tolist() == [0.25, 0.25]
+    momentum = FedAvgM()
+    momentum.current_arrays = ArrayRecord({"w": Array(np.ones(2))})
+    again = FedAvgM()
+    load_strategy_state(again, strategy_state(momentum))
+    assert again.current_arrays == momentum.current_arrays
+    with pytest.raises(ConfigError, match="as it was saved"):
+        load_strategy_state(FedAvg(), strategy_state(FedAdam()))
+
+
+def test_what_cannot_be_saved_is_named() -> None:
+    strategy = FedAvg()
+    strategy.secret = [1, {"a": object()}]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"FedAvg.secret\[1\]\['a'\] = 'a object'"):
+        strategy_state(strategy)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """Stands for a crash."""
+
+
+def config(run_dir: Path, **changes: Any) -> SimulationConfig:
+    values = {
+        **SCENARIOS["non-ideal"],
+        "rounds": 60,
+        "target-accuracy": 0.0,
+        "eval-every": 10,
+        "checkpoint-every": 7,
+        "late": "busy",
+        "failure-probability": "0.05",
+        "tau-max-s": 0.4,
+        "run-dir": str(run_dir),
+    }
+    return SimulationConfig.from_mapping({**values, **changes})
+
+
+def run_until(settings: SimulationConfig, last: int, *, resume: bool = False) -> None:
+    def stop(record: RoundRecord, arrays: ArrayRecord) -> None:
+        if record.round == last:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        Simulation(settings).run([stop], resume=resume)
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    lines = (run_dir / "rounds.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "wall"} for line in lines]
+
+
+@pytest.mark.usefixtures("mnist")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"strategy": "random", "aggregation": "fedadam", "aggregation-option": "eta=0.01"},
+        {"strategy": "local-accuracy", "fairness": "none", "aggregation": "fedavgm"},
+        {"strategy": "round-robin", "joins": "3:20,4:31", "slowdowns": "1:25:3"},
+    ],
+    ids=["cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"],
+)
+def test_an_interrupted_run_ends_as_the_undisturbed_one(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    undisturbed = Simulation(config(whole, **changes)).run()
+    run_until(config(parts, **changes), 5)  # before the first checkpoint
+    run_until(config(parts, **changes), 17, resume=True)
+    run_until(config(parts, **changes), 40, resume=True)
+    assert len(rows(parts)) == 40
+    resumed = Simulation(config(parts, **changes)).run(resume=True)
+    assert rows(parts) == rows(whole)
+    for name in ("model.safetensors", "model-best.safetensors", "arms.json", "summary.json"):
+        assert (parts / name).read_bytes() == (whole / name).read_bytes(), name
+    assert resumed.summary == undisturbed.summary
+    assert resumed.records == undisturbed.records
+
+
+@pytest.mark.usefixtures("mnist")
+def test_resuming_takes_the_runs_own_settings_and_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "run"
+    run_until(config(run_dir), 20)
+    capsys.readouterr()
+
+    def refused(arguments: str, message: str, run: Any = main) -> None:
+        assert run(arguments.split()) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+
+    refused(f"--resume {run_dir} --beta 0.5 --num-clients 9", "beta = 0.001, not 0.5; num-clients")
+    refused(f"--resume {run_dir} --rounds 14", "above 14")
+    refused("--resume nowhere", "the folder of a run (No such file or directory)")
+    refused(f"--resume {run_dir} compare", "belongs behind compare")
+    refused("--resume nowhere", "the folder of a run", server_main)
+    (run_dir / "config.toml").write_text("tau-max-s = [")
+    refused(f"--resume {run_dir}", "the folder of a run")
+    assert len(rows(run_dir)) == 20, "what is there stays as it was"
