@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: simulate test lint check bench clean
+.PHONY: simulate test lint check soak bench clean
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m simulation
@@ -18,6 +18,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 check: lint test
+
+soak: $(VENV)/.installed-dev
+	SOAK_S=600 SOAK_SEED=$$(date +%s) $(BIN)/python -m pytest tests/faults -s
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -e '.[bench]'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -159,26 +160,47 @@ def create_app(
         for hook in hooks:
             strategy.add_hook(hook)
         on_strategy(strategy)
+
+        def finish() -> None:
+            _write_end(history, strategy, config, directory, on_summary)
+
         try:
             strategy.start(timed, history.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
-        finally:
-            if directory is not None:
-                directory.close()
-                # An interrupt between two hooks: what counts is what was written.
-                history.keep(directory.count_rounds())
-            summary = history.summary(
-                strategy.arms.arms,
-                strategy.floors,
-                tau_max_s=config.tau_max_s,
-                target_accuracy=config.target_accuracy,
-            )
-            if directory is not None:
-                directory.note_arms(strategy.arms.arms, strategy.floors)
-                directory.write_summary(summary)
-                directory.write_model("last", history.arrays)
-            on_summary(summary)
+        except OSError:  # the disk is full, say: a second fault must not hide the first
+            with suppress(OSError):
+                finish()
+            raise
+        except BaseException:
+            finish()
+            raise
+        finish()
 
     return server_app
+
+
+def _write_end(
+    history: RunHistory,
+    strategy: ScheduledStrategy,
+    config: ServerConfig,
+    directory: RunDirectory | None,
+    on_summary: Callable[[dict[str, Any]], None],
+) -> None:
+    """Leave what a run that has ended, or was stopped, has to say."""
+    if directory is not None:
+        directory.close()
+        # An interrupt between two hooks: what counts is what was written.
+        history.keep(directory.count_rounds())
+    summary = history.summary(
+        strategy.arms.arms,
+        strategy.floors,
+        tau_max_s=config.tau_max_s,
+        target_accuracy=config.target_accuracy,
+    )
+    if directory is not None:
+        directory.note_arms(strategy.arms.arms, strategy.floors)
+        directory.write_summary(summary)
+        directory.write_model("last", history.arrays)
+    on_summary(summary)
 
 
 class _StockGrid(TimedGrid):

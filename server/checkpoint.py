@@ -86,8 +86,9 @@ class CheckpointFolder:
             os.replace(temporary, target)
             sync_folder(self.path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise OSError(error.errno, error.strerror, str(target)) from None
+        finally:  # interrupted, for one
+            temporary.unlink(missing_ok=True)
         for old in self._files()[:-_KEPT]:
             old.unlink(missing_ok=True)
 

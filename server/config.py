@@ -63,6 +63,9 @@ class ServerConfig(Settings):
     checkpoint_every: int = field(
         default=1, metadata={"help": "Rounds between two checkpoints (0: never)."}
     )
+    checkpoint_required: bool = field(
+        default=True, metadata={"help": "Stop when a checkpoint cannot be written, or go on."}
+    )
     initial_model: str = field(
         default="", metadata={"help": "Model to begin with, a model.safetensors of another run."}
     )

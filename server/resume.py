@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from strategies import ConfigError
-from strategies.flower import RoundHook, RoundRecord, ScheduledStrategy, TimedExchange
+from strategies.flower import LOGGER, RoundHook, RoundRecord, ScheduledStrategy, TimedExchange
 
 from .checkpoint import Checkpoint, CheckpointFolder
 from .config import ServerConfig
@@ -24,7 +24,8 @@ FOLDER: Final = "checkpoint"
 """Folder of the run directory."""
 MAY_DIFFER: Final = frozenset(
     (
-        *("rounds", "target-accuracy", "wait-s", "min-clients", "checkpoint-every"),
+        *("rounds", "target-accuracy", "wait-s", "min-clients"),
+        *("checkpoint-every", "checkpoint-required"),
         *("run-dir", "data-dir", "address", "tls", "insecure", "metrics", "deny-list"),
         "max-message-mb",
     )
@@ -48,6 +49,7 @@ def checkpointer(
 ) -> RoundHook:
     """Return a round hook that saves everything every ``checkpoint-every`` rounds."""
     folder = CheckpointFolder(run_dir / FOLDER)
+    said: set[int | None] = set()  # faults since the last success
 
     def save(record: RoundRecord, arrays: ArrayRecord) -> None:
         if record.round % config.checkpoint_every and record.round != config.rounds:
@@ -59,7 +61,21 @@ def checkpointer(
             "grid": grid.state_dict() if isinstance(grid, StatefulGrid) else None,
             "random": _random_state(),
         }
-        folder.save(record.round, state)
+        try:
+            folder.save(record.round, state)
+        except OSError as error:
+            if config.checkpoint_required:
+                raise
+            if error.errno not in said:
+                said.add(error.errno)
+                LOGGER.warning(
+                    "no checkpoint after round %d: %s: %s; the run goes on",
+                    record.round,
+                    error.filename,
+                    error.strerror,
+                )
+        else:
+            said.clear()
 
     return save
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -22,6 +23,7 @@ from strategies.flower import LOGGER, Arm, RoundRecord
 
 SCHEMA: Final = 1
 """Version of the lines in ``rounds.jsonl``."""
+_ROUNDS: Final = "rounds.jsonl"
 _MAX_LISTED_ARMS: Final = 200
 """Above this many arms the availability is not listed by arm."""
 
@@ -70,7 +72,7 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> list[Round
     ConfigError
         If it holds fewer.
     """
-    file = path / "rounds.jsonl"
+    file = path / _ROUNDS
     lines = file.read_text(encoding="utf-8").splitlines()[:num_rounds] if file.exists() else []
     if len(lines) < num_rounds:
         raise ConfigError("resume", str(path), f"a run with {num_rounds} rounds in {file.name}")
@@ -155,13 +157,13 @@ class RunDirectory:
             If it cannot be read or written.
         """
         directory = cls.__new__(cls)
-        file = path / "rounds.jsonl"
+        file = path / _ROUNDS
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
         kept = b"".join(lines[:num_rounds])
         directory._open(path)
         if kept != b"".join(lines):
             directory._rounds.close()
-            directory._write("rounds.jsonl", kept)
+            directory._write(_ROUNDS, kept)
             directory._rounds = file.open("a", encoding="utf-8")
         accuracies = (json.loads(line)["accuracy"] for line in kept.splitlines())
         directory._best_accuracy = max((a for a in accuracies if a is not None), default=-1.0)
@@ -169,7 +171,7 @@ class RunDirectory:
 
     def _open(self, path: Path) -> None:
         self.path = path
-        self._rounds: IO[str] = (path / "rounds.jsonl").open("a", encoding="utf-8")
+        self._rounds: IO[str] = (path / _ROUNDS).open("a", encoding="utf-8")
         self._log = logging.FileHandler(path / "log.txt", encoding="utf-8")
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         LOGGER.addHandler(self._log)
@@ -189,6 +191,7 @@ class RunDirectory:
         }
         if record.num_arms <= _MAX_LISTED_ARMS:
             line["available"] = record.available
+            line["absent"] = record.absent
         line |= {
             "selected": record.selected,
             "rtt_s": record.rtt_s,
@@ -203,8 +206,11 @@ class RunDirectory:
             "wall": {"time_s": round(time.monotonic() - self._begin, 6)},
         }
         # One write call per line: whoever reads along sees whole lines only.
-        self._rounds.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
-        self._rounds.flush()
+        try:
+            self._rounds.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
+            self._rounds.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path / _ROUNDS)) from None
         if record.accuracy is not None and record.accuracy > self._best_accuracy:
             self._best_accuracy = record.accuracy
             self.write_model("best", arrays)
@@ -239,14 +245,15 @@ class RunDirectory:
 
     def count_rounds(self) -> int:
         """Return how many rounds ``rounds.jsonl`` holds."""
-        with (self.path / "rounds.jsonl").open("rb") as lines:
-            return sum(1 for _ in lines)
+        with (self.path / _ROUNDS).open("rb") as lines:
+            return sum(line.endswith(b"\n") for line in lines)  # the last one may be torn
 
     def close(self) -> None:
         """Close the open files; what is written as a whole can still be written."""
-        self._rounds.close()
         LOGGER.removeHandler(self._log)
-        self._log.close()
+        for file in (self._rounds, self._log):
+            with suppress(OSError):  # a full disk: whoever wrote has said so
+                file.close()
 
     def _write(self, name: str, data: str | bytes) -> None:
         """Replace a file as a whole: a reader sees the old or the new one."""

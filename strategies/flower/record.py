@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
 
@@ -44,6 +44,8 @@ class RoundRecord:
         Why it did not: ``nobody-available``, ``no-replies``, ``quorum``, ``aggregation``.
     accuracy, loss : float or None
         Of the new model on the server, where evaluated.
+    absent : list of int
+        Arms that were owed nothing in this round, having left or being on leave.
     """
 
     round: int
@@ -62,6 +64,7 @@ class RoundRecord:
     no_step: str | None = None
     accuracy: float | None = None
     loss: float | None = None
+    absent: list[int] = field(default_factory=list)
 
 
 RoundHook = Callable[[RoundRecord, ArrayRecord], None]

@@ -515,6 +515,7 @@ class ScheduledStrategy(Strategy):
         if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
             run.begin_s = self._begin_s(run.timed.now())
         available = np.flatnonzero(self.arms.available).tolist()
+        absent = np.flatnonzero(~self.arms.member).tolist()
         selection = self._ask(server_round)
         arms = np.flatnonzero(selection.mask).tolist()
         node_grid = SelectedNodesGrid(run.grid, self.arms.node_ids(arms))
@@ -553,6 +554,7 @@ class ScheduledStrategy(Strategy):
             link_s=measured.link_s,
             stepped=arrays is not None,
             no_step=no_step,
+            absent=absent,
         )
 
     def _begin_s(self, now_s: float) -> float:

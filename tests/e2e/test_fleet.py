@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from fleet_processes import ROOT, Fleet
 
 from client.cli import main as client_main
 from client.credentials import channel_credentials
@@ -27,69 +25,6 @@ from server.checkpoint import CheckpointFolder
 from server.cli import main as server_main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
-
-ROOT = Path(__file__).parents[2]
-
-
-class Fleet:
-    """Processes of one fleet; every one is ended and waited for at the end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: dict[str, subprocess.Popen[str]] = {}
-
-    def start(self, name: str, module: str, arguments: str) -> subprocess.Popen[str]:
-        code = f"import sys; from {module} import main; sys.exit(main())"
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        with (self.folder / f"{name}.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments.split()],
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        self.processes[name] = process
-        return process
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
-
-    def server(self, arguments: str) -> int:
-        """Start a server; return its port."""
-        process = self.start("server", "server.cli", f"--address 127.0.0.1:0 {arguments}")
-        deadline = time.monotonic() + 60
-        while not (found := re.search(r"listening on 127\.0\.0\.1:(\d+)", self.log("server"))):
-            assert process.poll() is None, self.log("server")
-            assert time.monotonic() < deadline, self.log("server")
-            time.sleep(0.05)
-        return int(found[1])
-
-    def client(self, port: int, number: int, of: int, arguments: str = "") -> None:
-        self.start(
-            f"dev-{number}",
-            "client.cli",
-            f"--server 127.0.0.1:{port} --name dev-{number} --partition-id {number} "
-            f"--num-partitions {of} {arguments}",
-        )
-
-    def rounds(self) -> list[dict[str, Any]]:
-        file = self.folder / "run" / "rounds.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    def wait_for_rounds(self, count: int, timeout_s: float = 90.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while len(self.rounds()) < count:
-            assert self.processes["server"].poll() is None, self.log("server")
-            assert time.monotonic() < deadline, self.log("server")
-            time.sleep(0.05)
-
-    def end(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-        for process in self.processes.values():
-            process.wait()
 
 
 @pytest.fixture

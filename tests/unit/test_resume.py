@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +224,54 @@ def test_resuming_takes_the_runs_own_settings_and_no_others(
     (run_dir / "config.toml").write_text("tau-max-s = [")
     refused(f"--resume {run_dir}", "the folder of a run")
     assert len(rows(run_dir)) == 20, "what is there stays as it was"
+
+
+@pytest.mark.usefixtures("mnist")
+def test_without_room_for_checkpoints_a_run_stops_or_goes_on_as_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def block(run_dir: Path) -> Any:
+        def hook(record: RoundRecord, arrays: ArrayRecord) -> None:
+            if record.round == 20:  # no more checkpoints from here on: a file is in their place
+                (run_dir / "checkpoint").rename(run_dir / "kept")
+                (run_dir / "checkpoint").write_text("in the way")
+
+        return hook
+
+    stopped, going = tmp_path / "stopped", tmp_path / "going"
+    with pytest.raises(OSError, match="File exists"):
+        Simulation(config(stopped)).run([block(stopped)])
+    assert len(rows(stopped)) == 21
+    assert json.loads((stopped / "summary.json").read_text())["rounds"] == 21
+    kept = CheckpointFolder(stopped / "kept").load()
+    assert kept is not None
+    assert kept.round == 14
+
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        Simulation(config(going, **{"checkpoint-required": False})).run([block(going)])
+    assert len(rows(going)) == 60
+    said = [r for r in caplog.records if "no checkpoint after round" in r.getMessage()]
+    assert len(said) == 1, "once, not every seven rounds"
+
+
+@pytest.mark.usefixtures("mnist")
+def test_a_full_disk_is_one_line_and_the_run_goes_on_later(tmp_path: Path) -> None:
+    arguments = (
+        "--rounds 2000 --eval-every 2000 --target-accuracy 0 --checkpoint-every 50 "
+        f"--run-dir {tmp_path / 'run'}"
+    )
+    program = f"from simulation.cli import main; import sys; sys.exit(main({arguments.split()!r}))"
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, -1))\n"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", limited + program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert line == f"error: {tmp_path / 'run' / 'rounds.jsonl'}: File too large"
+    assert "Traceback" not in done.stderr
+    saved = CheckpointFolder(tmp_path / "run" / "checkpoint").load()
+    assert saved is not None
+    assert saved.round >= 50
+    assert main(["--resume", str(tmp_path / "run"), "--rounds", str(saved.round + 10)]) == 0
+    assert [r["round"] for r in rows(tmp_path / "run")] == list(range(1, saved.round + 11))
