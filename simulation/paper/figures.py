@@ -668,7 +668,7 @@ def _draw(data: FigureData, mark: str) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(3, len(data.panels))
+    columns = 2 if len(data.panels) == 4 else min(3, len(data.panels))
     rows = -(-len(data.panels) // columns)
     # Figures of their own, not pyplot's: no display, no global state.
     figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.8), layout="constrained")
