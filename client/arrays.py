@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 __all__ = ["FastArray", "decode_array", "encode_array", "fast_record", "read_message"]
 
 AnyArray: TypeAlias = NDArray[Any]
+_Fields: TypeAlias = dict[int, "_Fields | int"]
 
 _STYPE: Final = "numpy.ndarray"
 """Flower's name for ``.npy`` content."""
@@ -84,8 +85,10 @@ def read_message(data: bytes | memoryview) -> Message:
     Raises
     ------
     Exception
-        If it is none; whatever protobuf and Flower raise.
+        If it is none, or of too many parts; whatever protobuf and Flower raise.
     """
+    if len(data) > _UNCOUNTED_BYTES:
+        _count(memoryview(data), 0, len(data), _PARTS, _MAX_PARTS)
     proto = ProtoMessage.FromString(data)
     content = None
     if proto.HasField("content"):
@@ -113,6 +116,70 @@ def _array_record(proto: ProtoArrayRecord) -> ArrayRecord:
         )
         record[item.key] = array
     return record
+
+
+def _count(data: memoryview, begin: int, end: int, fields: _Fields, left: int) -> int:
+    """Count the parts of a serialised message; return how many more there may be.
+
+    Two bytes make an empty part, which takes 50 once it is read, and microseconds: a message of
+    16 MB could take half a gigabyte and half a minute.
+
+    Raises
+    ------
+    ValueError
+        If there are too many.
+    """
+    while begin < end:
+        tag, begin = _varint(data, begin)
+        left -= 1
+        match tag & 7:
+            case 0:
+                _, begin = _varint(data, begin)
+            case 1:
+                begin += 8
+            case 5:
+                begin += 4
+            case 2:
+                size, begin = _varint(data, begin)
+                inner = fields.get(tag >> 3, 0)
+                if isinstance(inner, dict):
+                    left = _count(data, begin, min(begin + size, end), inner, left)
+                elif inner:
+                    left -= size // (inner * _NUMBERS_A_PART)
+                begin += size
+        if left < 0:
+            raise ValueError(f"a message of more than {_MAX_PARTS} parts")
+    return left
+
+
+def _varint(data: memoryview, begin: int) -> tuple[int, int]:
+    """Return a number of protobuf's variable length, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if begin == len(data):
+            break
+        byte = data[begin]
+        begin += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, begin
+    raise ValueError("not a message of protobuf")
+
+
+def _fields(descriptor: Any) -> _Fields:
+    """Return by number what fields hold: parts, numbers of so many bytes at least, or 0, text."""
+    fields: _Fields = {}
+    for field in descriptor.fields:
+        sizes = {field.TYPE_DOUBLE: 8, field.TYPE_STRING: 0, field.TYPE_BYTES: 0}
+        inner = field.message_type
+        fields[field.number] = _fields(inner) if inner else sizes.get(field.type, 1)
+    return fields
+
+
+_PARTS: Final = _fields(ProtoMessage.DESCRIPTOR)
+_UNCOUNTED_BYTES: Final = 2**16
+_MAX_PARTS: Final = 100_000
+_NUMBERS_A_PART: Final = 10
 
 
 def encode_array(values: AnyArray) -> FastArray:

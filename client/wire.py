@@ -5,9 +5,9 @@ a header in JSON; the second, of :class:`Work` and :class:`Reply` alone, is Flow
 message. Ids are in the header, so that neither end has to parse a model to know what it is about.
 
 A frame travels as one message of the gRPC stream, or as several if it is large: pieces of
-:data:`PIECE_BYTES` each, the last one excepted. Signs of life wait behind what is being sent: behind
-a whole model they would be late on a slow link, and a client that is only slow would be taken for
-dead. Whoever sends smaller pieces, or none for a minute, is not slow but a waste of memory.
+:data:`PIECE_BYTES` each, the last one excepted. Signs of life wait behind what is being sent:
+behind a whole model they would be late on a slow link, and a client that is only slow would be
+taken for dead. Smaller pieces, or none for a minute, are not slow but a waste of memory: refused.
 
     client                          server
     HELLO      ------------------>             who I am, what work I have in hand
@@ -327,6 +327,7 @@ async def read_frame(
     read: Callable[[], Awaitable[bytes | None]],
     max_message_bytes: int,
     piece_timeout_s: float = PIECE_TIMEOUT_S,
+    is_wanted: Callable[[str], bool] = lambda message_id: True,
 ) -> bytes | None:
     """Return the bytes of the next frame, its pieces joined.
 
@@ -340,6 +341,9 @@ async def read_frame(
         Largest frame [bytes].
     piece_timeout_s : float
         Longest wait for the next piece of a frame that has begun [s].
+    is_wanted : callable
+        Tells whether anybody waits for the reply to a message of this id. The payload of one that
+        is not, if it comes in pieces, is thrown away as it comes.
 
     Returns
     -------
@@ -354,11 +358,18 @@ async def read_frame(
     data = await read()
     if data is None:
         return None
-    kind, _, length = _prefix(data)
+    kind, header_bytes, length = _prefix(data)
     if length > max_message_bytes:
         raise WireError(f"frame of {length} bytes: must have {max_message_bytes} at most")
     if len(data) >= length:
         return data
+    head: bytes | None = None  # of a frame whose payload nobody wants
+    if kind is Kind.REPLY and len(data) >= PIECE_BYTES:  # its header is here in any case
+        end = _PREFIX.size + header_bytes
+        head = _PREFIX.pack(kind, header_bytes, 0) + data[_PREFIX.size : end]
+        reply = decode(head)
+        if isinstance(reply, Reply) and is_wanted(reply.message_id):
+            head = None
     parts, missing = [data], length - len(data)
     while missing > 0:
         # Crumbs would take many times their size, and empty ones would never make a frame.
@@ -376,9 +387,10 @@ async def read_frame(
             ) from None
         if data is None:
             return None
-        parts.append(data)
         missing -= len(data)
-    return b"".join(parts)
+        if head is None:
+            parts.append(data)
+    return head or b"".join(parts)
 
 
 def _prefix(data: bytes) -> tuple[Kind, int, int]:
@@ -433,10 +445,13 @@ def _checked(kind: Kind, values: Mapping[str, Any], payload: memoryview) -> Fram
             type(value) is list and not all(type(entry) is str for entry in value)
         ):
             raise WireError(f"{kind.name} frame: {name!r} is no {annotation}")
-        if type(value) is list:
-            _check_ids(kind, name, value)
-        elif name in _IDS:
-            _check_ids(kind, name, [value])
+        if isinstance(value, list):
+            if len(value) > MAX_IDS:
+                raise WireError(f"{kind.name} frame: {len(value)} {name!r}, {MAX_IDS} at most")
+            if any(len(entry) > MAX_ID_LENGTH for entry in value):
+                raise WireError(f"{kind.name} frame: {name!r} has one beyond {MAX_ID_LENGTH}")
+        elif isinstance(value, str) and name in _IDS and len(value) > MAX_ID_LENGTH:
+            raise WireError(f"{kind.name} frame: {name!r} is longer than {MAX_ID_LENGTH}")
     if cls is Work or cls is Reply:
         known[_PAYLOAD] = payload
     frame: Frame = cls(**known)
@@ -447,13 +462,6 @@ def _checked(kind: Kind, values: Mapping[str, Any], payload: memoryview) -> Fram
         if frame.package != _printable(frame.package):
             raise WireError("HELLO frame: 'package' is no version")
     return frame
-
-
-def _check_ids(kind: Kind, name: str, ids: list[str]) -> None:
-    if len(ids) > MAX_IDS:
-        raise WireError(f"{kind.name} frame: {len(ids)} ids in {name!r}, {MAX_IDS} at most")
-    if any(len(entry) > MAX_ID_LENGTH for entry in ids):
-        raise WireError(f"{kind.name} frame: {name!r} is longer than {MAX_ID_LENGTH} characters")
 
 
 def _foreign_hello(values: Mapping[str, Any]) -> Hello:

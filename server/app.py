@@ -57,6 +57,7 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
         wait_s=config.wait_s,
         eval_every=config.eval_every,
         client_eval_every=config.client_eval_every,
+        max_update_norm=config.max_update_norm or None,
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,
         **policy_parameters(config),
     )
@@ -148,6 +149,10 @@ def create_app(
                 directory = RunDirectory.reopen(run_dir, saved.round if saved else 0)
             else:
                 directory = RunDirectory(run_dir, settings or config.to_mapping())
+            if resume and saved is None:
+                LOGGER.warning("no checkpoint in %s: the run begins anew", run_dir)
+            elif saved is not None:
+                LOGGER.info("goes on after round %d", saved.round)
             # On a SuperLink the ServerApp runs where the SuperLink was started.
             LOGGER.info("results go to %s", run_dir.resolve())
             strategy.add_hook(directory.write_round)

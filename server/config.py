@@ -60,6 +60,10 @@ class ServerConfig(Settings):
     run_dir: str = field(
         default="", metadata={"help": "Folder for the results; must not exist yet."}
     )
+    max_update_norm: float = field(
+        default=0.0,
+        metadata={"help": "Refuse updates farther than this from the model (0: any)."},
+    )
     checkpoint_every: int = field(
         default=1, metadata={"help": "Rounds between two checkpoints (0: never)."}
     )
@@ -90,6 +94,7 @@ class ServerConfig(Settings):
             self.require(name, getattr(self, name) >= 0, "0 or more")
         self.require("seed", 0 <= self.seed < 2**63, "0 or more, and below 2^63")
         self.require("wait_s", 0 <= self.wait_s <= _LONGEST_WAIT_S, "0 to 604800, a week")
+        self.require("max_update_norm", self.max_update_norm >= 0, "0 or more")
         for name in ("tau_max_s", "learning_rate"):
             self.require(name, getattr(self, name) > 0, "above 0")
         for name in ("beta", "target_accuracy"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Final, Self, get_type_hints
 
 from strategies import ConfigError, did_you_mean
+
+_BEYOND_INT: Final = 2**63  # for Flower's messages and numpy alike
+_LONGEST_KEY: Final = 100
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,10 @@ class Settings:
         arguments: dict[str, Any] = {}
         for key, value in values.items():
             if key not in known:
-                raise ConfigError(key, value, "a known setting" + did_you_mean(key, known))
+                shown = key if key.isprintable() and len(key) <= _LONGEST_KEY else ascii(key)
+                raise ConfigError(
+                    shown[:_LONGEST_KEY], value, "a known setting" + did_you_mean(key, known)
+                )
             field = known[key]
             arguments[field.name] = _coerce(key, value, cls.type_of(field))
         return cls(**arguments)
@@ -72,6 +78,8 @@ def _key(name: str) -> str:
 
 
 def _coerce(key: str, value: object, kind: type) -> int | float | bool | str:
+    if type(value) is int and abs(value) >= _BEYOND_INT:
+        raise ConfigError(key, value, "a number below 2^63")
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:

@@ -3,11 +3,15 @@
 An event loop in a thread of its own moves the frames and stamps them; the callers' threads turn
 messages into bytes and back, so that nothing but the network and the client lies between the two
 stamps of a round trip. What both need to know is kept under one lock.
+
+Clients are not trusted, and who has not said hello is less than a client. Whatever one of them can
+make this process keep, do or log is bounded, each by a constant below.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -16,6 +20,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -44,11 +49,21 @@ UNREADABLE: Final = "unreadable reply"
 
 _DENIED = "it is on the server's deny list"
 _HELLO_TIMEOUT_S = 10.0
+_MAX_STRANGERS = 2048  # connections that have not said hello; a fleet may come at once
 _KEEP_S = 3600.0  # how long a reply that nobody pulls outlives its message
 _LONGEST_WAIT_S = 3600.0
 _FAREWELL_S = 1.0  # longest wait for a last frame to go out
 _NEWS_S = 0.5  # between who comes or goes and the line in the log
+_NEWS_A_MINUTE = 20  # after that they are put off
 _NAMES_TOLD = 5
+_MINUTE_S = 60.0
+_WARNINGS_A_MINUTE = 20  # of one kind, each about somebody else
+_UNKNOWN_WORK_S = 600.0  # how long a client is busy with what this server knows nothing of
+_MAX_UNKNOWN_WORK = 16  # of its ids
+_AVAILABILITY_S = 1.0  # between two changes of a client's mind: each one wakes the scheduler
+_FREE_FRAMES = 100  # frames without use before a client's next ones are put off
+_PAUSE_S = 0.02  # after each of them
+_MAX_REASON_LENGTH = 200
 _REVIEW_S = 2.0  # between two looks whether a connected client has been denied since
 _ACK_DELAY_S = 2.0  # mostly the client's next work comes first, and carries the acknowledgement
 _HEADER_BYTES = 4096  # room for a frame's header
@@ -74,16 +89,35 @@ class _Connection:
         self.max_payload_bytes = hello.max_message_bytes - _HEADER_BYTES
         self.closing = False
         self.left = False
+        self.stuck = False  # takes nothing any more
         self.reader: asyncio.Future[None] | None = None
+        self.wanted: bool | None = None  # availability, until the next change is due
+        self.changed_s = -math.inf  # time of the last one
+        self.useless = 0  # frames that nobody waited for
         self._context = context
         self._turn = asyncio.Lock()  # gRPC takes one frame at a time
 
+    @property
+    def writing(self) -> bool:
+        """Whether a frame is on its way."""
+        return self._turn.locked()
+
     async def send(self, frame: bytes, before: Callable[[], bool] = lambda: True) -> None:
-        """Send a frame, if ``before``, called when its turn has come, returns true."""
+        """Send a frame, if ``before``, called when its turn has come, returns true.
+
+        A client that takes nothing for a minute is closed: else what is to be sent would pile up.
+        """
         async with self._turn:
-            if before():
+            if self.stuck or not before():
+                return
+            try:
                 for piece in wire.pieces(frame):
-                    await self._context.write(piece)
+                    async with asyncio.timeout(wire.PIECE_TIMEOUT_S):
+                        await self._context.write(piece)
+            except TimeoutError:
+                self.stuck = True
+                if self.reader is not None:
+                    self.reader.cancel()
 
     async def close(self, farewell: wire.Frame) -> None:
         """Tell the client why, and end the stream."""
@@ -114,6 +148,46 @@ class _Request:
     @property
     def settled(self) -> bool:
         return self.reply is not None or self.failure is not None
+
+
+class _Warnings:
+    """Log what clients do wrong, but not as often as they do it.
+
+    In a minute there is one line about each kind of thing and client, and there are twenty of a
+    kind, as clients may make up names. Those that were not logged are counted, and told after it.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns monotonic time [s].
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said: dict[str, set[str]] = {}  # kind -> of whom
+        self._withheld: Counter[str] = Counter()
+        self._since_s: dict[str, float] = {}
+
+    def say(self, kind: str, who: str, text: str) -> None:
+        """Log one line, or count it."""
+        self.tell_withheld()
+        said = self._said.setdefault(kind, set())
+        self._since_s.setdefault(kind, self._clock())
+        if who in said or len(said) >= _WARNINGS_A_MINUTE:
+            self._withheld[kind] += 1
+            return
+        said.add(who)
+        LOGGER.warning("%s", text)
+
+    def tell_withheld(self, *, all_of_them: bool = False) -> None:
+        """Log how many were not, of the kinds whose minute is over."""
+        now_s = self._clock()
+        for kind, since_s in list(self._since_s.items()):
+            if not all_of_them and now_s - since_s < _MINUTE_S:
+                continue
+            del self._said[kind], self._since_s[kind]
+            if withheld := self._withheld.pop(kind, 0):
+                LOGGER.warning("%s: %d more in a minute were not logged", kind, withheld)
 
 
 class StreamGrid(OwnGrid):
@@ -213,7 +287,12 @@ class StreamGrid(OwnGrid):
         self._stop: asyncio.Event
         self._stop_grace_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._news: list[tuple[str, str]] = []  # what was not told yet, and of whom
+        self._strangers: dict[
+            str, dict[asyncio.Future[bytes | None], None]
+        ] = {}  # host -> awaited hellos
+        self._news: dict[str, Counter[str]] = {}  # what was not told yet, and of whom
+        self._told_s: deque[float] = deque(maxlen=_NEWS_A_MINUTE)
+        self._warnings = _Warnings(clock)
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -419,11 +498,11 @@ class StreamGrid(OwnGrid):
                 if connection is None:
                     self._settle(request, failure=UNDELIVERABLE)
                 elif (size := sum(map(len, payload))) > connection.max_payload_bytes:
-                    LOGGER.warning(
-                        "%s takes messages of %d bytes at most, one has %d",
+                    self._warnings.say(
+                        "message too large",
                         connection.name,
-                        connection.max_payload_bytes,
-                        size,
+                        f"{connection.name} takes messages of {connection.max_payload_bytes} "
+                        f"bytes at most, one has {size}",
                     )
                     self._settle(request, failure=UNDELIVERABLE)
                 else:
@@ -540,6 +619,7 @@ class StreamGrid(OwnGrid):
         self._tell_all()
         await health_service.enter_graceful_shutdown()
         with self._lock:
+            self._warnings.tell_withheld(all_of_them=True)
             connections = list(self._connections.values())
         await asyncio.gather(*(c.close(wire.Goodbye()) for c in connections))
         await server.stop(self._stop_grace_s)
@@ -560,6 +640,7 @@ class StreamGrid(OwnGrid):
         while True:
             await asyncio.sleep(_REVIEW_S)
             with self._lock:
+                self._warnings.tell_withheld()
                 connections = list(self._connections.values())
             for connection in connections:
                 if not connection.closing and self._is_denied(connection.name):
@@ -609,15 +690,19 @@ class StreamGrid(OwnGrid):
 
         try:
             await connection.send(wire.encode(welcome), join)
-            if connection.closing:  # replaced already
+            if connection.closing or connection.stuck:  # the former if it is replaced already
                 return
             connection.reader = asyncio.ensure_future(self._read_frames(connection, context))
             await connection.reader
         except wire.WireError as error:
-            LOGGER.warning("%s: %s; its connection is closed", connection.name, error)
+            text = f"{connection.name}: {error}; its connection is closed"
+            self._warn("bad frames", connection.name, text)
             await connection.close(wire.Refused(wire.Refusal.BAD_FRAME, str(error)))
         except asyncio.CancelledError:
-            if not connection.closing:  # gRPC's way to say that the client is gone
+            if connection.stuck:
+                text = f"{connection.name} takes nothing any more: its connection is closed"
+                self._warn("stuck connections", connection.name, text)
+            elif not connection.closing:  # gRPC's way to say that the client is gone
                 raise
         finally:
             self._part(connection)
@@ -625,22 +710,53 @@ class StreamGrid(OwnGrid):
     async def _read_hello(self, context: grpc.aio.ServicerContext) -> wire.Hello | None:
         """Return the hello of a client that may come in; refuse any other."""
         try:
-            data = await asyncio.wait_for(self._read_frame(context), _HELLO_TIMEOUT_S)
+            data = await self._first_frame(context)
             if data is None:
                 return None
             hello = wire.decode(data)
             if not isinstance(hello, wire.Hello):
                 raise wire.WireError("the first frame is no hello")
-        except TimeoutError:
-            return None
         except wire.WireError as error:
-            await self._refuse(context, context.peer(), wire.Refusal.BAD_FRAME, str(error))
+            await self._refuse(context, _host(context), wire.Refusal.BAD_FRAME, str(error))
             return None
         objection = self._objection(hello, _certified_names(context))
         if objection is not None:
             await self._refuse(context, hello.name, *objection)
             return None
         return hello
+
+    async def _first_frame(self, context: grpc.aio.ServicerContext) -> bytes | None:
+        """Return the first frame of a stream, if it comes soon.
+
+        If there are too many strangers, the one that has been silent for longest goes, of the
+        host that has most: a client's hello comes at once.
+        """
+        host = _host(context)
+        if sum(map(len, self._strangers.values())) >= _MAX_STRANGERS:
+            crowd = max(self._strangers, key=lambda host: len(self._strangers[host]))
+            oldest = next(iter(self._strangers[crowd]))
+            oldest.cancel()
+            self._no_stranger(crowd, oldest)
+            self._warn_of_silence(crowd)
+        reading = asyncio.ensure_future(self._read_frame(context, wire.MAX_HELLO_BYTES))
+        self._strangers.setdefault(host, {})[reading] = None
+        try:
+            done, _ = await asyncio.wait((reading,), timeout=_HELLO_TIMEOUT_S)
+        finally:
+            reading.cancel()
+            self._no_stranger(host, reading)
+        if not done:
+            self._warn_of_silence(host)
+        return reading.result() if done and not reading.cancelled() else None
+
+    def _warn_of_silence(self, host: str) -> None:
+        self._warn("silent connections", host, f"no hello from {host}: its connection is closed")
+
+    def _no_stranger(self, host: str, reading: asyncio.Future[bytes | None]) -> None:
+        readings = self._strangers.get(host, {})
+        readings.pop(reading, None)
+        if not readings:
+            self._strangers.pop(host, None)
 
     def _objection(self, hello: wire.Hello, names: set[str]) -> tuple[str, str] | None:
         """Return code and reason if this client must not come in."""
@@ -668,8 +784,14 @@ class StreamGrid(OwnGrid):
     ) -> None:
         with self._lock:
             self.num_refused += 1
-        LOGGER.warning("refused client %s: %s", who, reason)
-        await context.write(wire.encode(wire.Refused(code, reason)))
+        self._warn(f"refused clients ({code})", who, f"refused client {who}: {reason}")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await context.write(wire.encode(wire.Refused(code, reason)))
+
+    def _warn(self, kind: str, who: str, text: str) -> None:
+        with self._lock:
+            self._warnings.say(kind, who, text)
 
     def _join(self, connection: _Connection, hello: wire.Hello, in_hand: set[str]) -> None:
         """Enter a client into the table; what it no longer has in hand has failed."""
@@ -682,21 +804,22 @@ class StreamGrid(OwnGrid):
             for message_id, request in list(self._open.items()):
                 if request.node_id == node_id and message_id not in in_hand:
                     self._settle(request, failure=LOST)
-            for message_id in in_hand - self._open.keys():
+            now_s = self._clock()
+            for message_id in sorted(in_hand - self._open.keys())[:_MAX_UNKNOWN_WORK]:
                 # From before a restart of this server, or given up since: it is busy with it.
                 self._open[message_id] = _Request(
-                    message_id, node_id, math.inf, abandoned=True, sent_s=self._clock()
+                    message_id, node_id, now_s + _UNKNOWN_WORK_S, abandoned=True, sent_s=now_s
                 )
         if old is not None:
-            LOGGER.info("%s is back: its old connection is closed", connection.name)
+            self._tell("back, the old connection is closed", connection.name)
             code, reason = wire.Refusal.REPLACED, "a newer connection has taken its place"
             self._spawn(old.close(wire.Refused(code, reason)))
         if hello.package != wire.package_version():
-            LOGGER.warning(
-                "%s has version %s, the server %s: install the same on both",
+            self._warn(
+                "clients of another version",
                 connection.name,
-                hello.package,
-                wire.package_version(),
+                f"{connection.name} has version {hello.package}, the server "
+                f"{wire.package_version()}: install the same on both",
             )
         if old is None:
             self._tell("connected", connection.name)
@@ -723,13 +846,19 @@ class StreamGrid(OwnGrid):
     def _tell(self, what: str, name: str) -> None:
         """Log who comes and goes, those of a second together: a fleet may come at once."""
         if not self._news and self._loop is not None:
-            self._loop.call_later(_NEWS_S, self._tell_all)
-        self._news.append((what, name))
+            pause_s = _NEWS_S
+            if len(self._told_s) == _NEWS_A_MINUTE:  # somebody comes and goes all the time
+                pause_s = max(pause_s, self._told_s[0] + _MINUTE_S - self._clock())
+            self._loop.call_later(pause_s, self._tell_all)
+        self._news.setdefault(what, Counter())[name] += 1
 
     def _tell_all(self) -> None:
-        news, self._news = self._news, []
-        for what, group in itertools.groupby(news, lambda item: item[0]):
-            names = [name for _, name in group]
+        if not self._news:
+            return
+        self._told_s.append(self._clock())
+        news, self._news = self._news, {}
+        for what, times in news.items():
+            names = [f"{name} ({n} times)" if n > 1 else name for name, n in times.items()]
             more = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
             LOGGER.info("%s: %s%s", what, ", ".join(names[:_NAMES_TOLD]), more)
 
@@ -740,43 +869,78 @@ class StreamGrid(OwnGrid):
 
     def _give_up(self, node_id: int) -> None:
         """Settle what a client has in hand as lost; the lock is held."""
+        self._unacknowledged.pop(node_id, None)  # if it returns with a reply, it is told again
         for request in [r for r in self._open.values() if r.node_id == node_id]:
             self._settle(request, failure=LOST)
 
     async def _read_frames(
         self, connection: _Connection, context: grpc.aio.ServicerContext
     ) -> None:
+        def is_wanted(message_id: str) -> bool:  # else a whole model is kept for nothing
+            request = self._open.get(message_id)
+            return (
+                request is not None
+                and request.node_id == connection.node_id
+                and not request.abandoned
+            )
+
         while True:
-            data = await self._read_frame(context)
+            data = await self._read_frame(context, self._max_message_bytes, is_wanted)
             now_s = self._clock()
             if data is None:
                 return
             frame = wire.decode(data)
+            useful = False
             if isinstance(frame, wire.Reply):
-                self._take_reply(connection, frame, now_s)
+                useful = self._take_reply(connection, frame, now_s)
             elif isinstance(frame, wire.Availability):
-                with self._lock:
-                    connection.available = frame.available
-                if frame.available:
-                    self._somebody_came.set()
+                self._want(connection, frame.available, now_s)
             elif isinstance(frame, wire.Goodbye):
                 connection.left = True
                 return
             else:
                 raise wire.WireError(f"{type(frame).__name__} is no frame of a client")
+            if not useful:
+                connection.useless += 1
+                if connection.useless > _FREE_FRAMES:  # it shares the loop with those who work
+                    await asyncio.sleep(_PAUSE_S)
 
-    async def _read_frame(self, context: grpc.aio.ServicerContext) -> bytes | None:
+    def _want(self, connection: _Connection, available: bool, now_s: float) -> None:
+        """Note whether a client takes work, at once or when it may change its mind again."""
+        due = connection.wanted is None
+        connection.wanted = available
+        if due and self._loop is not None:
+            pause_s = max(0.0, connection.changed_s + _AVAILABILITY_S - now_s)
+            self._loop.call_later(pause_s, self._change, connection)
+
+    def _change(self, connection: _Connection) -> None:
+        available, connection.wanted = bool(connection.wanted), None
+        connection.changed_s = self._clock()
+        with self._lock:
+            news = available and not connection.available
+            connection.available = available
+        if news:
+            self._somebody_came.set()
+
+    async def _read_frame(
+        self,
+        context: grpc.aio.ServicerContext,
+        max_message_bytes: int,
+        is_wanted: Callable[[str], bool] = lambda message_id: True,
+    ) -> bytes | None:
         async def read() -> bytes | None:
             data = await context.read()
             return None if data is grpc.aio.EOF else data
 
-        return await wire.read_frame(read, self._max_message_bytes)
+        return await wire.read_frame(read, max_message_bytes, wire.PIECE_TIMEOUT_S, is_wanted)
 
-    def _take_reply(self, connection: _Connection, frame: wire.Reply, now_s: float) -> None:
+    def _take_reply(self, connection: _Connection, frame: wire.Reply, now_s: float) -> bool:
+        """Settle what a reply answers; tell whether it answers anything."""
         node_id = connection.node_id
         with self._lock:
             unacknowledged = self._unacknowledged.setdefault(node_id, [])
-            unacknowledged.append(frame.message_id)
+            if len(unacknowledged) < wire.MAX_IDS:
+                unacknowledged.append(frame.message_id)
             if len(unacknowledged) == 1 and self._loop is not None:
                 first = frame.message_id
                 self._loop.call_later(_ACK_DELAY_S, self._acknowledge, node_id, first)
@@ -785,10 +949,11 @@ class StreamGrid(OwnGrid):
             if request is None or request.node_id != node_id or math.isnan(request.sent_s):
                 self.num_ignored_replies += 1
                 LOGGER.debug("%s answered a message that waits for none", connection.name)
-                return
+                return False
             if request.abandoned:
                 self.num_late_replies += 1
             self._settle(request, reply=frame.payload, arrived_s=now_s)
+            return True
 
     def _acknowledge(self, node_id: int, first: str) -> None:
         """Acknowledge replies to a client that was not sent work since the first of them."""
@@ -798,9 +963,18 @@ class StreamGrid(OwnGrid):
             connection = self._connections.get(node_id)
             if connection is None:  # its next welcome will do it
                 return
+            if connection.writing and self._loop is not None:  # not behind one that is not taken
+                self._loop.call_later(_ACK_DELAY_S, self._acknowledge, node_id, first)
+                return
             acks = self._unacknowledged.pop(node_id, [])
         if acks:
             self._spawn(connection.send(wire.encode(wire.Ack(acks))))
+
+
+def _host(context: grpc.aio.ServicerContext) -> str:
+    """Return where a stream comes from, without the port: that is new each time."""
+    peer: str = context.peer()
+    return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
 
 def _certified_names(context: grpc.aio.ServicerContext) -> set[str]:
@@ -830,7 +1004,8 @@ def _read(request: _Request) -> tuple[Message | None, str | None]:
     try:
         reply = read_message(request.reply)
     except Exception as error:  # whatever a client may send
-        return None, f"{UNREADABLE}: {error}"
+        text = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
+        return None, f"{UNREADABLE}: {text}"
     metadata = reply.metadata.__dict__
     if metadata["_reply_to_message_id"] != request.message_id:
         return None, f"{UNREADABLE}: it answers another message"

@@ -40,6 +40,7 @@ from strategies import (
     parse_floors,
 )
 from strategies.base import BoolArray, FloatArray, IntArray
+from strategies.flower.replies import LARGEST_VALUE
 
 from .config import SimulationConfig
 from .runner import Simulation
@@ -57,6 +58,7 @@ _SUPPORTED: Final[Mapping[str, object]] = {
     "aggregation": "fedavg",
     "aggregation_option": "",
     "client_eval_every": 0,
+    "max_update_norm": 0.0,
     "joins": "",
     "wait_s": 0.0,
     "run_dir": "",
@@ -292,7 +294,8 @@ class _Run:
             fleet.minibatches(t, arms),
             self._config.learning_rate,
         )
-        usable: BoolArray = np.isfinite(loss) & np.isfinite(updates).all(axis=1)
+        largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
+        usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
         if not usable.all():
             arms, updates = arms[usable], updates[usable]
         if arms.size:

@@ -44,6 +44,8 @@ SCENARIOS: Final[Mapping[str, Mapping[str, int | float | str]]] = {
 }
 """Values that a scenario sets; any flag overrides them."""
 
+_MOST_CLIENTS: Final = 10**6
+
 MODEL_PAYLOAD: Final = "model"
 """Payload that stands for the real size of the model."""
 
@@ -108,6 +110,7 @@ class SimulationConfig(ServerConfig):
         super().__post_init__()
         self.require("scenario", self.scenario in SCENARIOS, "one of " + ", ".join(SCENARIOS))
         self.require("num_clients", self.num_clients >= 1, "at least 1")
+        self.require("num_clients", self.num_clients <= _MOST_CLIENTS, f"at most {_MOST_CLIENTS}")
         self.require(
             "num_selected",
             self.num_selected <= self.num_clients,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -92,7 +93,9 @@ class PaperConfig(Settings):
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
+            most = _MOST_CLIENTS if name.endswith("_clients") else _MOST
             self.require(name, getattr(self, name) >= least, f"at least {least}")
+            self.require(name, getattr(self, name) <= most, f"at most {most}")
         self.require("seed", 0 <= self.seed < 2**31, "0 or more, and below 2^31")
         for name in ("tau_max_s", "learning_rate"):
             self.require(name, getattr(self, name) > 0, "above 0")
@@ -107,7 +110,11 @@ class PaperConfig(Settings):
         ):
             self.require(name, all(1 <= n <= most for n in values), f"whole numbers, 1 to {most}")
         self.require("betas", all(0 < b <= 1 for b in self.beta_values), "numbers in (0, 1]")
-        self.require("scale_rhos", all(rho > 0 for rho in self.rho_values), "numbers above 0")
+        self.require(
+            "scale_rhos",
+            all(0 < rho <= _MOST_CLIENTS for rho in self.rho_values),
+            f"numbers above 0, at most {_MOST_CLIENTS}",
+        )
         num_arms = len(self.floor_values)
         self.require("tradeoff_selected", self.tradeoff_selected < num_arms, f"below {num_arms}")
         if (distances := self.distance_values) is not None:
@@ -118,8 +125,11 @@ class PaperConfig(Settings):
             )
         try:
             self.link(), self.compute()
-        except ValueError as error:
-            raise ConfigError("paper", "link or computing model", str(error)) from None
+        except ValueError as error:  # NAME = VALUE: must be ...
+            name, _, rest = str(error).partition(" = ")
+            key = {"download_bits": "payload-bits"}.get(name, name.replace("_", "-"))
+            value, _, allowed = rest.partition(": must be ")
+            raise ConfigError(key, value, allowed or rest) from None
         self._require_feasible()
 
     @classmethod
@@ -201,13 +211,13 @@ class PaperConfig(Settings):
 
     def _numbers(self, name: str, kind: Callable[[str], _Number]) -> list[_Number]:
         text = str(getattr(self, name))
-        allowed = "different numbers separated by commas"
+        allowed = f"different numbers separated by commas, {_MOST_NUMBERS} at most"
         try:
-            values = [kind(part) for part in text.split(",")]
+            values = [kind(part) for part in text.split(",", _MOST_NUMBERS - 1)]
         except ValueError:
             raise ConfigError(name.replace("_", "-"), text, allowed) from None
         distinct = len(set(values)) == len(values) or name in ("floors", "tradeoff_distances_m")
-        self.require(name, bool(np.isfinite(values).all()) and distinct, allowed)
+        self.require(name, all(map(math.isfinite, values)) and distinct, allowed)
         return values
 
     def _require_feasible(self) -> None:
@@ -245,3 +255,7 @@ _LEAST: Final = {
     "local_steps": 1,
 }
 """Smallest value of a setting: what an error bar or a curve needs."""
+_MOST: Final = 10**7
+_MOST_CLIENTS: Final = 10**4
+_MOST_NUMBERS: Final = 100
+"""Most entries of a list: each one is a figure's point or curve, and a run of its own."""

@@ -33,6 +33,8 @@ class Arm:
         Examples per label, where the client tells.
     queried : bool
         Whether it was asked for its name and size.
+    named : bool
+        Whether the grid knows its name, which the client then cannot choose.
     """
 
     index: int
@@ -42,6 +44,7 @@ class Arm:
     num_examples: int | None = None
     label_counts: list[int] | None = None
     queried: bool = False
+    named: bool = False
 
 
 class ArmTable:
@@ -124,8 +127,9 @@ class ArmTable:
             key = (node.public_key.hex() if node else "") or f"node-{node_id}"
             arm = self._by_key.get(key)
             if arm is None:
-                name = node.name if node and node.name else _short(key)
-                arm = Arm(len(self.arms), key, node_id, name)
+                named = node is not None and bool(node.name)
+                name = node.name if node is not None and named else _short(key)
+                arm = Arm(len(self.arms), key, node_id, name, named=named)
                 self.arms.append(arm)
                 self._by_key[key] = arm
             arm.node_id = node_id  # a SuperNode gets a new node id at each start

@@ -10,14 +10,21 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from numpy.typing import NDArray
 
 from client.arrays import decode_array
 from client.protocol import COMPUTE_S, LINK_S, TIMING
 
+from ..base import ConfigError
+
 _T = TypeVar("_T", ArrayRecord, MetricRecord)
 
 Signature: TypeAlias = tuple[str, str, frozenset[str]]
-"""ArrayRecord's name, MetricRecord's name, metric keys: equal in all replies, or Flower stops."""
+"""ArrayRecord's name, MetricRecord's name, metric keys: equal in all replies, or Flower stops.
+
+A key is written ``:key``, or ``3:key`` if its value is a list of three: Flower averages lists item
+by item, and stops as well where they differ in length.
+"""
 
 
 CLIENT_ERROR = "client error"
@@ -29,9 +36,22 @@ WRONG_ARRAYS = "wrong arrays"
 NOT_FINITE = "not finite"
 """Failure of a reply with infinities or NaN."""
 BAD_WEIGHT = "bad weight"
-"""Failure of a reply without a positive number of examples."""
+"""Failure of a reply without a positive number of examples, or with more than one can have."""
+TOO_LARGE = "too large"
+"""Failure of a reply with values, or an update with a norm, beyond what is sensible."""
 OTHER_NAMES = "other names"
 """Failure of a reply whose record or metric names differ from the other clients'."""
+
+
+DEFAULT_MAX_NUM_EXAMPLES = 1e9
+"""Most examples that a client is believed to have."""
+LARGEST_VALUE = 1e15
+"""Largest value of a model: its square, summed over 10^8 of them, is still a float32."""
+_MAX_METRICS = 1000
+_MAX_SIGNATURES = 100
+_SHOWN_KEYS = 10
+_MAX_TEXT = 200
+_MAX_SCANNED = 10_000
 
 
 class InvalidReplyError(Exception):
@@ -95,36 +115,90 @@ class ReplyChecker:
         Metric that carries the aggregation weight (Flower's default: ``num-examples``).
     fixed_shapes : bool
         Whether arrays must keep their shapes and kinds; false for tree ensembles, which grow.
+    max_num_examples : float
+        Largest aggregation weight: one client that claims 1e18 examples would be the average.
+    max_update_norm : float, optional
+        Largest Euclidean norm of the difference between a reply's arrays and the model's, all
+        arrays together; no limit by default. Needs ``fixed_shapes`` and, in :meth:`read`, the
+        model.
+
+    Raises
+    ------
+    ConfigError
+        If a limit is not above 0, or a norm is asked for where shapes vary.
     """
 
-    def __init__(self, weighted_by_key: str, *, fixed_shapes: bool = True) -> None:
+    def __init__(
+        self,
+        weighted_by_key: str,
+        *,
+        fixed_shapes: bool = True,
+        max_num_examples: float = DEFAULT_MAX_NUM_EXAMPLES,
+        max_update_norm: float | None = None,
+    ) -> None:
+        if not max_num_examples > 0:
+            raise ConfigError("max_num_examples", max_num_examples, "above 0")
+        if max_update_norm is not None and not (max_update_norm > 0 and fixed_shapes):
+            raise ConfigError("max_update_norm", max_update_norm, "above 0, for fixed shapes")
         self._weighted_by_key = weighted_by_key
         self._fixed_shapes = fixed_shapes
+        self._max_num_examples = max_num_examples
+        self._max_update_norm = max_update_norm
         self._seen: Counter[Signature] = Counter()
 
-    def read(self, message: Message, expected: Mapping[str, ArraySpec]) -> Update:
+    def read(
+        self,
+        message: Message,
+        expected: Mapping[str, ArraySpec],
+        model: ArrayRecord | None = None,
+    ) -> Update:
         """Check one reply by itself.
+
+        Parameters
+        ----------
+        message : Message
+            The reply.
+        expected : mapping of str to ArraySpec
+            What its arrays must be like.
+        model : ArrayRecord, optional
+            The model that it was trained from, for ``max_update_norm``; zeros if left out, so
+            that the norm of the reply's own arrays counts.
 
         Raises
         ------
         InvalidReplyError
             If it is an error, has other records than exactly one ArrayRecord and one
-            MetricRecord, or holds anything that is not a finite number of the right shape.
+            MetricRecord, or holds anything that is not a finite number of the right shape and a
+            sensible size.
         """
         if message.has_error():
             raise InvalidReplyError(CLIENT_ERROR, error_text(message))
+        if not message.has_content():
+            raise InvalidReplyError(WRONG_RECORDS, "none")
         arrays_name, arrays = _only(message, ArrayRecord)
         metrics_name, metrics = _only(message, MetricRecord)
-        self._check_arrays(arrays, expected)
+        if len(metrics) > _MAX_METRICS:
+            raise InvalidReplyError(
+                WRONG_RECORDS, f"{len(metrics)} metrics, {_MAX_METRICS} at most"
+            )
+        self._check_arrays(arrays, expected, model)
         for key, value in metrics.items():
-            if not all(math.isfinite(v) for v in (value if isinstance(value, list) else [value])):
-                raise InvalidReplyError(NOT_FINITE, f"metric {key!r}")
+            if not all(map(_is_finite, value if isinstance(value, list) else [value])):
+                raise InvalidReplyError(NOT_FINITE, f"metric {_shown(key)}")
         weight = metrics.get(self._weighted_by_key)
         if isinstance(weight, list) or weight is None or weight <= 0:
             raise InvalidReplyError(
-                BAD_WEIGHT, f"metric {self._weighted_by_key!r} is {weight!r}, not a number above 0"
+                BAD_WEIGHT,
+                f"metric {self._weighted_by_key!r} is {_shown(weight)}, not a number above 0",
             )
-        signature = (arrays_name, metrics_name, frozenset(metrics))
+        if weight > self._max_num_examples:
+            raise InvalidReplyError(
+                BAD_WEIGHT,
+                f"metric {self._weighted_by_key!r} is {_shown(weight)}, "
+                f"at most {self._max_num_examples:g} is believed",
+            )
+        keys = {f"{len(v) if isinstance(v, list) else ''}:{key}" for key, v in metrics.items()}
+        signature = (arrays_name, metrics_name, frozenset(keys))
         return Update(message, metrics, float(weight), signature)
 
     def agree(self, updates: Iterable[Update]) -> Signature | None:
@@ -138,6 +212,8 @@ class ReplyChecker:
             return None
         best = max(votes, key=lambda signature: (votes[signature], self._seen[signature]))
         self._seen[best] += votes[best]
+        if len(self._seen) > _MAX_SIGNATURES:  # somebody makes them up
+            self._seen = Counter(dict(self._seen.most_common(_MAX_SIGNATURES // 2)))
         return best
 
     def state(self) -> list[list[Any]]:
@@ -153,11 +229,17 @@ class ReplyChecker:
             {(arrays, metrics, frozenset(keys)): count for arrays, metrics, keys, count in state}
         )
 
-    def _check_arrays(self, arrays: ArrayRecord, expected: Mapping[str, ArraySpec]) -> None:
+    def _check_arrays(
+        self,
+        arrays: ArrayRecord,
+        expected: Mapping[str, ArraySpec],
+        model: ArrayRecord | None,
+    ) -> None:
         if arrays.keys() != expected.keys():
             raise InvalidReplyError(
-                WRONG_ARRAYS, f"keys {sorted(arrays)} instead of {sorted(expected)}"
+                WRONG_ARRAYS, f"keys {_shown_keys(arrays)} instead of {_shown_keys(expected)}"
             )
+        square = 0.0
         for key, array in arrays.items():
             try:
                 view = decode_array(array)
@@ -174,17 +256,63 @@ class ReplyChecker:
                 raise InvalidReplyError(
                     WRONG_ARRAYS, f"{key!r} has dtype {view.dtype}, not {want.dtype}"
                 )
-            if view.dtype.kind in "fc" and not np.isfinite(view).all():
-                raise InvalidReplyError(NOT_FINITE, f"array {key!r}")
+            if view.dtype.kind in "fc":
+                _check_values(key, view, want.dtype)
+            if self._max_update_norm is not None:
+                base = decode_array(model[key]) if model is not None else 0.0
+                update = np.subtract(view, base, dtype=np.result_type(want.dtype, np.float64))
+                square += float(np.vdot(update, update).real)
+        if self._max_update_norm is not None and math.sqrt(square) > self._max_update_norm:
+            raise InvalidReplyError(
+                TOO_LARGE,
+                f"the update's norm is {math.sqrt(square):.4g}, at most {self._max_update_norm:g}",
+            )
+
+
+def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Refuse values that are not finite, or not once they are in the model or squared."""
+    if not view.size:
+        return
+    values = np.abs(view) if view.dtype.kind == "c" else view
+    largest = max(float(values.max()), -float(values.min()))
+    if not math.isfinite(largest):
+        raise InvalidReplyError(NOT_FINITE, f"array {key!r}")
+    limit = min(LARGEST_VALUE, float(np.finfo(dtype).max))
+    if largest > limit:
+        raise InvalidReplyError(
+            TOO_LARGE, f"array {key!r} has a value of {largest:.4g}, at most {limit:.4g}"
+        )
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if not isinstance(value, list) else f"a list of {len(value)}"
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
+
+
+def _shown_keys(keys: Mapping[str, object]) -> str:
+    if len(keys) > _SHOWN_KEYS:
+        return f"{len(keys)} of them"
+    return ", ".join(_shown(key) for key in sorted(keys)).join("[]")
 
 
 def error_text(message: Message) -> str:
-    """Return what an error reply says, in one line of at most 200 characters."""
-    lines = [line.strip() for line in (message.error.reason or "").splitlines() if line.strip()]
+    """Return what an error reply says, in one line of at most 200 printable characters."""
+    reason = message.error.reason or ""
+    traced = reason.startswith("Traceback")
+    reason = reason[-_MAX_SCANNED:] if traced else reason[:_MAX_SCANNED]
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
     if not lines:
         return f"no reason given, code {message.error.code}"
     # Of a traceback the last line says it, of any other text the first.
-    return (lines[-1] if lines[0].startswith("Traceback") else lines[0])[:200]
+    line = (lines[-1] if traced else lines[0])[:_MAX_TEXT]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def client_timing(message: Message) -> tuple[float | None, float | None]:

@@ -46,6 +46,7 @@ from .arm_table import Arm, ArmTable
 from .grid_wrapper import SelectedNodesGrid
 from .record import RoundHook, RoundRecord, failure_kind
 from .replies import (
+    DEFAULT_MAX_NUM_EXAMPLES,
     OTHER_NAMES,
     ArraySpec,
     InvalidReplyError,
@@ -64,6 +65,8 @@ _MIN_TTL_S = 60.0
 _SAY_WITHOUT_STEP = 10
 _LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
 """A floor is below 1; a rule may ask for more when a client holds most of the data."""
+_MAX_NAME_LENGTH = 64
+_MAX_LABELS = 10_000
 _MAX_REASON_LENGTH = 300
 """What a client says of itself goes to log and record, but not at any length."""
 _REPORTS = {"local_accuracy": LOCAL_ACCURACY}
@@ -141,6 +144,9 @@ class ScheduledStrategy(Strategy):
         Rounds between two evaluations on the clients of the round's super arm; 0: never.
     client_eval_timeout_s : float, optional
         Deadline of such an evaluation [s]; ``tau_max_s`` by default.
+    max_update_norm : float, optional
+        Largest Euclidean distance of an update from the round's model; what is farther away
+        counts as failed. Off by default: the right value depends on model and step size.
     hooks : sequence of callable
         Called after each round with its :class:`RoundRecord` and the current model.
     stop_when : callable, optional
@@ -176,6 +182,7 @@ class ScheduledStrategy(Strategy):
         eval_every: int = 1,
         client_eval_every: int = 0,
         client_eval_timeout_s: float | None = None,
+        max_update_norm: float | None = None,
         hooks: Sequence[RoundHook] = (),
         stop_when: Callable[[RoundRecord], bool] | None = None,
         **policy_params: Any,
@@ -196,7 +203,9 @@ class ScheduledStrategy(Strategy):
         if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
             raise ConfigError("strategy", "a ScheduledStrategy", "wrapped once, from the outermost")
         self._checker = ReplyChecker(
-            self._wrapped.weighted_by_key, fixed_shapes=self._wrapped.fixed_shapes
+            self._wrapped.weighted_by_key,
+            fixed_shapes=self._wrapped.fixed_shapes,
+            max_update_norm=max_update_norm,
         )
         self._min_clients = num_selected if min_clients is None else min_clients
         self._wait_s = wait_s
@@ -469,13 +478,19 @@ class ScheduledStrategy(Strategy):
             if not isinstance(info, ConfigRecord):
                 LOGGER.info("%s does not tell its size%s: counted as average", arm.name, why)
                 continue
-            if isinstance(name := info.get(NAME), str) and name:
-                arm.name = name[:64]
+            name = info.get(NAME)
+            # A name that the grid knows is proven; the client's own word must not replace it.
+            if not arm.named and isinstance(name, str) and name.isprintable() and name.strip():
+                arm.name = name.strip()[:_MAX_NAME_LENGTH]
             size = info.get(NUM_EXAMPLES)
-            if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            if type(size) is int and 0 < size <= DEFAULT_MAX_NUM_EXAMPLES:
                 arm.num_examples = size
             counts = info.get(LABEL_COUNTS)
-            if isinstance(counts, list) and all(type(n) is int and n >= 0 for n in counts):
+            if (
+                isinstance(counts, list)
+                and len(counts) <= _MAX_LABELS
+                and all(type(n) is int and n >= 0 for n in counts)
+            ):
                 arm.label_counts = [int(n) for n in counts]
         self.arms.sync(grid)  # who did not answer is busy now
 
@@ -529,7 +544,7 @@ class ScheduledStrategy(Strategy):
             exchanges = run.timed.exchange(messages, run.deadline_s)
         round_s = run.timed.now() - round_begin_s
 
-        measured = self._read(exchanges, run.specs)
+        measured = self._read(exchanges, run.specs, run.result.arrays)
         self._tell(selection, measured)
         arrays, metrics, no_step = self._step(server_round, measured, run.specs)
         if arrays is not None:
@@ -572,7 +587,9 @@ class ScheduledStrategy(Strategy):
             available = np.zeros_like(available)  # too few for a step: spare them the work
         return self.policy.ask(RoundContext(server_round, available, self.arms.member))
 
-    def _read(self, exchanges: Sequence[Exchange], specs: Mapping[str, ArraySpec]) -> _Measured:
+    def _read(
+        self, exchanges: Sequence[Exchange], specs: Mapping[str, ArraySpec], model: ArrayRecord
+    ) -> _Measured:
         """Sort the replies into usable updates and failures, in the order of arms."""
         by_arm = {self.arms.arm_of(exchange.node_id).index: exchange for exchange in exchanges}
         selected = sorted(by_arm)
@@ -586,7 +603,7 @@ class ScheduledStrategy(Strategy):
                 reason[arm] = exchange.failure
                 continue
             try:
-                updates[arm] = self._checker.read(exchange.reply, specs)
+                updates[arm] = self._checker.read(exchange.reply, specs, model)
             except InvalidReplyError as error:
                 reason[arm] = str(error)
                 continue

@@ -472,6 +472,32 @@ def test_query_gives_names_sizes_and_floors() -> None:
     assert scheduled.floors == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
+def test_a_name_that_the_grid_knows_is_not_the_clients_to_choose() -> None:
+    class NamedGrid(ScriptedGrid):
+        def get_nodes(self) -> Iterable[NodeInfo]:
+            return [NodeInfo(node_id=n, name=f"proven-{n}") for n in self.connected]
+
+    _, _, _, scheduled = run(
+        FedAvg(),
+        [],
+        grid=NamedGrid([reply] * 2),
+        policy="cs-ucb-q",
+        num_selected=1,
+        fairness="dev-0=0.9,proven-101=0.5",
+    )
+    assert [arm.name for arm in scheduled.arms.arms] == ["proven-100", "proven-101"]
+    assert scheduled.floors == [0.0, 0.5], "nobody takes another's floor by calling itself so"
+
+
+def test_update_far_from_the_model_is_refused_if_told_so() -> None:
+    clients: list[Client] = [reply, lambda m: reply(m, 100.0)]
+    _, (record,), _, _ = run(FedAvg(), clients, num_selected=2, max_update_norm=10.0)
+    assert record.reason[0] is None
+    assert str(record.reason[1]).startswith("too large")
+    _, (record,), _, _ = run(FedAvg(), clients, num_selected=2)
+    assert record.completed == [True, True]
+
+
 def test_client_without_query_gets_equal_floors_then_its_first_num_examples() -> None:
     grid = ScriptedGrid([lambda m: reply(m, num_examples=30), *[reply] * 3], answers_query=False)
     floors: list[list[float] | None] = []

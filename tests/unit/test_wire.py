@@ -130,6 +130,14 @@ def test_any_header_is_read_or_refused(kind: int, header: object) -> None:
         (raw(1, hello(name="a\nb")), "client name"),
         (raw(1, hello(name="a" * 65)), "1 to 64"),
         (raw(1, hello(work=[["x"]])), "'work' is no list"),
+        (raw(1, hello(work=["x"] * 1025)), "1025 'work', 1024 at most"),
+        (raw(1, hello(work=["x" * 65])), "'work' has one beyond 64"),
+        (raw(1, hello(session="x" * 65)), "'session' is longer than 64"),
+        (raw(1, hello(package="\x1b")), "'package' is no version"),
+        (raw(1, hello(max_message_bytes=0)), "'max_message_bytes' is out of range"),
+        (raw(5, {"message_id": "x" * 65}), "'message_id' is longer than 64"),
+        (struct.pack(">BIQ", 8, 0, 2**40), "a payload of 1099511627776 bytes, must have none"),
+        (struct.pack(">BIQ", 5, 2000, 0), "a header of 2000 bytes is too long"),
     ],
 )
 def test_errors_say_what_is_wrong(data: bytes, text: str) -> None:
@@ -170,6 +178,48 @@ def test_a_large_frame_travels_in_pieces() -> None:
         asyncio.run(wire.read_frame(stream_of(*pieces), 300_000))
     with pytest.raises(wire.WireError, match="must have 13 at least"):
         asyncio.run(wire.read_frame(stream_of(b"x", large), 300_000))
+
+
+def test_pieces_that_are_crumbs_are_refused() -> None:
+    pieces = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(300_000)))))
+    for crumb in (b"", b"x", pieces[1][:-1]):
+        with pytest.raises(wire.WireError, match=f"a piece of {len(crumb)} bytes, must have 65536"):
+            asyncio.run(wire.read_frame(stream_of(pieces[0], crumb, *pieces[1:]), 2**20))
+
+
+def test_frame_that_stops_is_given_up() -> None:
+    async def read() -> bytes | None:
+        if pieces:
+            return pieces.pop(0)
+        await asyncio.sleep(60)
+        return None
+
+    pieces = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(100_000)))))[:1]
+    with pytest.raises(wire.WireError, match=r"REPLY frame: \d+ bytes are missing"):
+        asyncio.run(wire.read_frame(read, 2**20, 0.01))
+
+
+def test_payload_that_nobody_wants_is_thrown_away() -> None:
+    large = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(300_000)))))
+    small = wire.encode(wire.Reply("m-2", b"small"))
+    asked: list[str] = []
+    read = stream_of(*large, small)
+
+    def is_wanted(message_id: str) -> bool:
+        return bool(asked.append(message_id))
+
+    data = asyncio.run(wire.read_frame(read, 2**20, is_wanted=is_wanted))
+    assert data == wire.encode(wire.Reply("m-1"))
+    assert asyncio.run(wire.read_frame(read, 2**20, is_wanted=is_wanted)) == small
+    assert asked == ["m-1"]
+
+
+def test_largest_frames_of_a_client_are_taken() -> None:
+    ids = ["x" * wire.MAX_ID_LENGTH] * wire.MAX_IDS
+    data = wire.encode(wire.Hello("ü" * 64, "s" * wire.MAX_ID_LENGTH, ids, package="v" * 64))
+    assert len(data) <= wire.MAX_HELLO_BYTES
+    assert wire.decode(data)
+    assert wire.decode(wire.encode(wire.Reply("ü" * wire.MAX_ID_LENGTH)))
 
 
 def test_options_let_a_dead_peer_show_within_15_s() -> None:

@@ -1,0 +1,723 @@
+"""What broken and hostile clients send to a fleet's server: each costs them more than it costs us.
+
+Every test speaks to a real StreamGrid over loopback, or gives the checker a reply as it comes off
+the wire. After each attack an honest client's round goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import queue
+import resource
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app.message.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+
+import server.stream_grid
+from client import wire
+from client.arrays import decode_array, read_message
+from client.stream import StreamClient
+from server.stream_grid import UNREADABLE, StreamGrid, _Warnings, node_id_of
+from strategies import ConfigError
+from strategies.flower import LOGGER, Exchange
+from strategies.flower.replies import (
+    BAD_WEIGHT,
+    NOT_FINITE,
+    TOO_LARGE,
+    WRONG_ARRAYS,
+    WRONG_RECORDS,
+    ArraySpec,
+    InvalidReplyError,
+    ReplyChecker,
+    error_text,
+)
+
+PATIENCE_S = 10.0
+PIECE = wire.PIECE_BYTES
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+class Stranger:
+    """A gRPC stream that carries whatever bytes the test says."""
+
+    def __init__(self, port: int, **settings: Any) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=options, **settings)
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.call = self._channel.stream_stream(wire.METHOD)(
+            iter(self._outbox.get, None), timeout=2 * PATIENCE_S
+        )
+
+    def send(self, *frames: bytes | wire.Frame) -> None:
+        for frame in frames:
+            self._outbox.put(frame if isinstance(frame, bytes) else wire.encode(frame))
+
+    def read(self) -> wire.Frame:
+        return wire.decode(next(self.call))
+
+    def refusal(self) -> wire.Refused:
+        frame = self.read()
+        while not isinstance(frame, wire.Refused):
+            frame = self.read()
+        return frame
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self.call.cancel()
+        self._channel.close()
+
+
+class Town:
+    """A grid with an honest client, and the strangers of a test."""
+
+    def __init__(self, stack: contextlib.ExitStack, **settings: Any) -> None:
+        self.grid = stack.enter_context(StreamGrid("127.0.0.1:0", **settings))
+        self._stack = stack
+        address = f"127.0.0.1:{self.grid.port}"
+        client = StreamClient(address, "honest", make_app(), max_backoff_s=0.1)
+        thread = threading.Thread(target=client.run)
+        stack.callback(thread.join)
+        stack.callback(client.stop)
+        thread.start()
+        until(lambda: node_id_of("honest") in self.grid.get_node_ids())
+
+    def stranger(self, **settings: Any) -> Stranger:
+        stranger = Stranger(self.grid.port, **settings)
+        self._stack.callback(stranger.close)
+        return stranger
+
+    def client(self, name: str, **hello: Any) -> Stranger:
+        stranger = self.stranger()
+        stranger.send(wire.Hello(name, hello.pop("session", name), **hello))
+        assert isinstance(stranger.read(), wire.Welcome)
+        return stranger
+
+    def ask(self, name: str, timeout_s: float = PATIENCE_S) -> Exchange:
+        arrays = ArrayRecord({"w": Array(np.zeros(4, dtype=np.float32))})
+        message = Message(RecordDict({"arrays": arrays}), node_id_of(name), MessageType.TRAIN)
+        (exchange,) = self.grid.exchange([message], timeout_s)
+        return exchange
+
+    def works(self) -> bool:
+        """Tell whether the honest client's round goes on, and soon."""
+        exchange = self.ask("honest")
+        return exchange.rtt_s is not None and exchange.rtt_s < 1.0
+
+
+def make_app() -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        return Message(message.content, reply_to=message)
+
+    return app
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def town(stack: contextlib.ExitStack) -> Town:
+    return Town(stack)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = LOGGER.level
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.addHandler(handler)
+    yield lines
+    LOGGER.removeHandler(handler)
+    LOGGER.setLevel(level)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+def prefix(kind: wire.Kind, header_bytes: int, payload_bytes: int) -> bytes:
+    return struct.pack(">BIQ", kind, header_bytes, payload_bytes)
+
+
+def reply_head(message_id: str, payload_bytes: int) -> bytes:
+    header = json.dumps({"message_id": message_id}).encode()
+    return prefix(wire.Kind.REPLY, len(header), payload_bytes) + header
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# --- before the hello -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "unknown kind of frame: 71"),
+        (prefix(wire.Kind.HELLO, 2**31, 0), "a header of 2147483648 bytes is too long"),
+        (prefix(wire.Kind.HELLO, 10, 2**40), "a payload of 1099511627776 bytes, must have none"),
+        (prefix(wire.Kind.REPLY, 100, 2**28), "must have 131085 at most"),
+        (prefix(wire.Kind.HELLO, 100, 0), "a piece of 13 bytes, must have 65536"),
+        (wire.encode(wire.Hello("a", "s", ["x"] * 1025)), "1025 'work', 1024 at most"),
+        (wire.encode(wire.Hello("a", "s", ["x" * 65])), "'work' has one beyond 64"),
+        (wire.encode(wire.Hello("a", "s" * 65)), "'session' is longer than 64"),
+        (wire.encode(wire.Hello("a", "s", package="1\n2")), "'package' is no version"),
+        (wire.encode(wire.Hello("a", "s", max_message_bytes=-1)), "is out of range"),
+    ],
+)
+def test_bad_first_frame_is_refused_at_once(town: Town, data: bytes, reason: str) -> None:
+    stranger = town.stranger()
+    stranger.send(data)
+    refused = stranger.refusal()
+    assert refused.code == wire.Refusal.BAD_FRAME
+    assert reason in refused.reason
+    assert town.works()
+
+
+def test_hello_that_comes_byte_by_byte_is_refused(town: Town) -> None:
+    stranger = town.stranger()
+    data = wire.encode(wire.Hello("a", "s"))
+    stranger.send(*(data[i : i + 1] for i in range(len(data))))
+    assert "frame of 1 bytes" in stranger.refusal().reason
+
+
+@pytest.mark.parametrize("begun", [b"", prefix(wire.Kind.HELLO, 70_000, 0) + bytes(PIECE - 13)])
+def test_who_never_says_hello_is_sent_away(
+    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str], begun: bytes
+) -> None:
+    monkeypatch.setattr(server.stream_grid, "_HELLO_TIMEOUT_S", 0.2)
+    town = Town(stack)
+    stranger = town.stranger()
+    if begun:
+        stranger.send(begun)
+    assert list(stranger.call) == []
+    assert town.grid._strangers == {}
+    until(lambda: [line for line in said if line.startswith("no hello from ipv4:127.0.0.1:")])
+
+
+def test_flood_of_silent_streams_takes_bounded_room_and_keeps_nobody_out(
+    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setattr(server.stream_grid, "_MAX_STRANGERS", 20)
+    town = Town(stack)
+    options = [("grpc.use_local_subchannel_pool", 1)]  # connections of their own
+    address = f"127.0.0.1:{town.grid.port}"
+    channels = [grpc.insecure_channel(address, options=options) for _ in range(10)]
+    stack.callback(lambda: [channel.close() for channel in channels])
+    never = threading.Event()
+    stack.callback(never.set)
+    ended: list[int] = []
+    calls: list[Any] = []  # gRPC cancels those that nobody holds
+    for i in range(100):
+        call = channels[i % 10].stream_stream(wire.METHOD)(
+            iter(lambda: never.wait() and None, None)
+        )
+        call.add_callback(lambda: ended.append(1))
+        calls.append(call)
+    until(lambda: len(ended) >= 80)
+    assert sum(map(len, town.grid._strangers.values())) <= 20
+    town.client("newcomer")
+    assert town.works()
+    assert len([line for line in said if line.startswith("no hello")]) == 1
+
+
+def test_the_crowd_gives_way_and_not_the_single_stranger(
+    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.stream_grid, "_MAX_STRANGERS", 3)
+    hosts = iter(["one", "crowd", "crowd", "crowd", "crowd"])
+    monkeypatch.setattr(server.stream_grid, "_host", lambda context: next(hosts, "honest"))
+    with StreamGrid("127.0.0.1:0") as grid:
+        strangers = []
+        for count in (1, 2, 3, 3, 3):
+            strangers.append(Stranger(grid.port))
+            stack.callback(strangers[-1].close)
+            time.sleep(0.05)
+            until(lambda count=count: sum(map(len, grid._strangers.values())) == count)
+        assert {host: len(readings) for host, readings in grid._strangers.items()} == {
+            "one": 1,
+            "crowd": 2,
+        }
+        assert list(strangers[1].call) == [], "the crowd's eldest"
+
+
+def test_compressed_message_that_unfolds_is_not_kept(town: Town) -> None:
+    before = peak_mb()
+    stranger = town.stranger(compression=grpc.Compression.Gzip)
+    stranger.send(bytes(200 * 2**20))
+    with pytest.raises(grpc.RpcError) as caught:
+        stranger.read()
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert town.works()
+    assert peak_mb() - before < 500  # what the sender itself takes
+
+
+def test_stranger_of_another_protocol_cannot_write_our_log(town: Town, said: list[str]) -> None:
+    header = {"protocol": 10**400, "name": "x\ny\x1b[2J" + "z" * 200, "package": ["\n"] * 9}
+    body = json.dumps(header).encode()
+    stranger = town.stranger()
+    stranger.send(prefix(wire.Kind.HELLO, len(body), 0) + body)
+    assert stranger.refusal().code == wire.Refusal.VERSION
+    (line,) = [line for line in said if line.startswith("refused client")]
+    assert line.startswith(f"refused client x?y?[2J{'z' * 57}: it speaks protocol 0 (version ?)")
+    assert line.isprintable()
+
+
+# --- frames of a client ---------------------------------------------------------------------------
+
+
+def test_crumbs_of_a_frame_are_refused(town: Town) -> None:
+    for crumb in (b"", b"x"):
+        client = town.client("crumbs")
+        head = reply_head("m", 2**28)
+        client.send(head + bytes(PIECE - len(head)), crumb, crumb)
+        assert "must have 65536" in client.refusal().reason
+    assert town.works()
+
+
+def test_frame_that_stops_halfway_closes_its_connection(
+    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "PIECE_TIMEOUT_S", 0.2)
+    town = Town(stack)
+    client = town.client("halfway")
+    head = reply_head("m", 2**28)
+    client.send(head + bytes(PIECE - len(head)))
+    assert "bytes are missing, and none came for 0 s" in client.refusal().reason
+    until(lambda: node_id_of("halfway") not in town.grid.get_node_ids())
+    assert town.works()
+
+
+def test_oversized_frame_is_refused_by_what_it_claims(stack: contextlib.ExitStack) -> None:
+    town = Town(stack, max_message_bytes=2**20)
+    client = town.client("large")
+    client.send(reply_head("m", 2**60))
+    assert "must have 1048576 at most" in client.refusal().reason
+    assert town.works()
+
+
+def test_large_replies_that_nobody_waits_for_are_not_kept(town: Town) -> None:
+    client = town.client("chatty", work=["old"])
+    before = peak_mb()
+    size = 100 * PIECE
+    for message_id in ("never-sent", "old", "never-sent"):
+        head = reply_head(message_id, size - len(reply_head(message_id, size)))
+        client.send(head + bytes(PIECE - len(head)))
+        client.send(*[bytes(PIECE)] * 99)
+    until(lambda: town.grid.num_ignored_replies == 2)
+    assert town.grid.num_late_replies == 1
+    assert node_id_of("chatty") not in town.grid.busy()
+    assert peak_mb() - before < 30
+    assert town.works()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 1000,
+        b'{"available":' + b"[" * 900,
+        b'{"available":' + b"9" * 1000 + b"}",
+        b'{"available":1e999}',
+        b'{"available":"\\ud800"}',
+        b'{"available":null,"available":{}}',
+        b"\xff" * 20,
+        b"{}",
+    ],
+)
+def test_odd_header_closes_the_connection(town: Town, header: bytes) -> None:
+    client = town.client("odd")
+    client.send(prefix(wire.Kind.AVAILABILITY, len(header), 0) + header)
+    reason = client.refusal().reason
+    assert reason.startswith("AVAILABILITY frame: ")
+    assert reason.isprintable()
+
+
+def test_client_that_changes_its_mind_all_the_time_wakes_nobody(town: Town) -> None:
+    client = town.client("fickle")
+    town.grid.wait(0)
+    for _ in range(300):
+        client.send(wire.Availability(False), wire.Availability(True))
+    time.sleep(0.1)
+    town.grid.wait(0)  # the first change counts at once
+    wakes, begin = 0, time.monotonic()
+    while time.monotonic() - begin < 1.5:
+        town.grid.wait(0.5)
+        wakes += town.grid._somebody_came.is_set()
+    assert wakes <= 2
+    assert town.works()
+    client.send(wire.Availability(False))  # and the last one counts in the end
+    until(lambda: node_id_of("fickle") in town.grid.opted_out())
+
+
+def test_flood_of_useless_frames_is_read_slowly(town: Town) -> None:
+    client = town.client("flood")
+    client.send(*[wire.Reply("x" * 64)] * 5000)
+    time.sleep(0.5)
+    count = town.grid.num_ignored_replies
+    assert 100 <= count <= 160
+    assert len(town.grid._unacknowledged[node_id_of("flood")]) <= wire.MAX_IDS
+    assert town.works()
+
+
+def test_acknowledgements_are_bounded(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.stream_grid, "_FREE_FRAMES", 10**6)
+    client = town.client("flood")
+    client.send(*[wire.Reply(str(i)) for i in range(2000)])
+    until(lambda: town.grid.num_ignored_replies == 2000)
+    frame = client.read()
+    assert isinstance(frame, wire.Ack)
+    assert len(frame.acks) == wire.MAX_IDS
+    client.send(wire.Reply("one more"), wire.Goodbye())
+    until(lambda: node_id_of("flood") not in town.grid.get_node_ids())
+    assert node_id_of("flood") not in town.grid._unacknowledged
+
+
+def test_work_that_the_server_knows_nothing_of_is_bounded_in_number_and_time(
+    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    town = Town(stack, clock=lambda: time.monotonic() + now[0])
+    town.client("liar", work=[f"made-up-{i}" for i in range(1000)])
+    assert town.grid.busy() == {node_id_of("liar")}
+    assert len(town.grid._open) == server.stream_grid._MAX_UNKNOWN_WORK
+    now[0] = server.stream_grid._UNKNOWN_WORK_S
+    assert town.grid.busy() == set()
+    assert town.grid._open == {}
+
+
+def test_client_that_takes_nothing_is_closed(
+    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setattr(wire, "PIECE_TIMEOUT_S", 0.3)
+    town = Town(stack)
+    town.client("deaf")
+    arrays = ArrayRecord({"w": Array(np.zeros(4_000_000, dtype=np.float32))})
+    content = RecordDict({"arrays": arrays})
+    for _ in range(3):
+        message = Message(content, node_id_of("deaf"), MessageType.TRAIN)
+        town.grid.exchange([message], 0.01)
+    until(lambda: node_id_of("deaf") not in town.grid.get_node_ids())
+    until(lambda: not [task for task in town.grid._tasks if "_write" in repr(task)])
+    assert "deaf takes nothing any more: its connection is closed" in said
+    assert town.works()
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+def test_same_warning_comes_once_a_minute_with_a_count(said: list[str]) -> None:
+    now = [0.0]
+    warnings = _Warnings(lambda: now[0])
+    for i in range(100):
+        warnings.say("refused", "a", f"refused a, {i}")
+        warnings.say("refused", f"made-up-{i}", f"refused {i}")
+    assert len(said) == server.stream_grid._WARNINGS_A_MINUTE
+    assert said[:2] == ["refused a, 0", "refused 0"]
+    now[0] = 60.0
+    warnings.tell_withheld()
+    assert said[-1] == "refused: 180 more in a minute were not logged"
+    warnings.say("refused", "a", "refused a again")
+    assert said[-1] == "refused a again"
+    warnings.tell_withheld(all_of_them=True)
+    assert len(said) == 22, "nothing was withheld"
+
+
+def test_client_that_comes_and_goes_all_the_time_does_not_fill_the_log(
+    town: Town, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.stream_grid, "_NEWS_S", 0.01)
+    monkeypatch.setattr(town.grid, "_told_s", type(town.grid._told_s)(maxlen=2))
+    monkeypatch.setattr(server.stream_grid, "_NEWS_A_MINUTE", 2)
+    for _ in range(30):
+        client = town.client("restless")
+        client.send(wire.Goodbye())
+        until(lambda: node_id_of("restless") not in town.grid.get_node_ids())
+        client.close()
+    town.grid.stop()
+    lines = [line for line in said if "restless" in line]
+    assert len(lines) <= 8
+    assert any("times)" in line for line in lines)
+
+
+def test_refusals_are_logged_once(town: Town, said: list[str]) -> None:
+    for _ in range(10):
+        stranger = town.stranger()
+        stranger.send(b"garbage garbage garbage")
+        stranger.refusal()
+    assert town.grid.num_refused == 10
+    town.grid.stop()
+    lines = [line for line in said if "refused client" in line]
+    assert len(lines) == 2
+    assert lines[1] == "refused clients (bad-frame): 9 more in a minute were not logged"
+
+
+# --- replies --------------------------------------------------------------------------------------
+
+
+def field(number: int, body: bytes) -> bytes:
+    size, text = len(body), b""
+    while size > 127:
+        text += bytes([size & 127 | 128])
+        size >>= 7
+    return bytes([number << 3 | 2]) + text + bytes([size]) + body
+
+
+EMPTY = b"\x0a\x00" * 2**20
+BOMBS = {
+    "records": field(2, EMPTY),
+    "arrays": field(2, field(1, field(2, EMPTY))),
+    "shape": field(2, field(1, field(2, field(1, field(2, field(2, b"\x01" * 2**20)))))),
+    "metrics": field(2, field(1, field(3, EMPTY))),
+    "list": field(2, field(1, field(3, field(1, field(2, field(22, field(1, b"\1" * 2**20))))))),
+    "truncated": field(2, EMPTY)[:-1],
+    "endless number": b"\xff" * 2**17,
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_message_that_would_unfold_is_refused_in_time_and_memory(bomb: str) -> None:
+    before, begin = peak_mb(), time.monotonic()
+    with pytest.raises(ValueError, match=r"parts|protobuf"):
+        read_message(BOMBS[bomb])
+    assert time.monotonic() - begin < 1.0
+    assert peak_mb() - before < 10
+
+
+def test_honest_message_of_many_parts_is_read() -> None:
+    arrays = ArrayRecord({f"layer-{i}": Array(np.zeros(100, "f4")) for i in range(3000)})
+    metrics = MetricRecord({"losses": [0.5] * 50_000, "counts": [1] * 50_000})
+    content = RecordDict({"arrays": arrays, "metrics": metrics})
+    metadata = Metadata(1, "m", 1, 7, "", "", 0.0, 60.0, "train")
+    data = message_to_proto(make_message(metadata, content)).SerializeToString()
+    again = read_message(data)
+    assert list(again.content["arrays"]) == list(arrays)
+    assert again.content["metrics"] == metrics
+
+
+@pytest.mark.parametrize("deep", [b"\x0b" * 100_000, b"\x12\x80\x80\x04" * 500])
+def test_deep_nesting_is_refused(deep: bytes) -> None:
+    with pytest.raises(Exception, match=r"."):
+        read_message(deep)
+
+
+def test_unreadable_reply_is_one_short_line(town: Town) -> None:
+    client = town.client("liar")
+    results: list[Exchange] = []
+    thread = threading.Thread(target=lambda: results.append(town.ask("liar")))
+    thread.start()
+    work = client.read()
+    assert isinstance(work, wire.Work)
+    client.send(wire.encode(wire.Reply(work.message_id), field(2, field(1, field(1, b"\n" * 500)))))
+    thread.join()
+    failure = str(results[0].failure)
+    assert failure.startswith(UNREADABLE)
+    assert failure.isprintable()
+    assert len(failure) < 250
+    assert town.works()
+
+
+def npy(header: str, data: bytes = b"") -> Array:
+    text = header.encode("latin1") + b"\n"
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+    return Array("float32", (2,), "numpy.ndarray", content)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr':'<f4','fortran_order':False,'shape':(True,)}",
+        "{'descr':'<f4','fortran_order':False,'shape':(-1,-1)}",
+        f"{{'descr':'<f4','fortran_order':False,'shape':(0,{10**30})}}",
+        f"{{'descr':'<f4','fortran_order':False,'shape':{(1,) * 70}}}",
+        "{'descr':'V0','fortran_order':False,'shape':(3,)}",
+        "{'descr':'|O','fortran_order':False,'shape':(1,)}",
+        "{'descr':" + "(" * 5000 + "}",
+        "{'descr':'<f4','fortran_order':False,'shape':(999999999999,)}",
+        "-" * 60_000,
+    ],
+)
+def test_array_whose_header_lies_cannot_be_read(header: str) -> None:
+    before = peak_mb()
+    for data in (b"", bytes(4)):
+        with pytest.raises(ValueError, match=r"."):
+            decode_array(npy(header, data))
+    assert peak_mb() - before < 10
+
+
+SPECS = {"w": ArraySpec((2,), np.dtype(np.float32))}
+
+
+def update(values: Any = (1.0, 2.0), dtype: str = "f4", key: str = "w", **metrics: Any) -> Message:
+    arrays = ArrayRecord({key: Array(np.array(values, dtype=dtype))})
+    content = RecordDict(
+        {"arrays": arrays, "metrics": MetricRecord({"num-examples": 1, **metrics})}
+    )
+    return make_message(Metadata(1, "m", 1, 7, "r", "", 0.0, 60.0, "train"), content)
+
+
+def refusal(message: Message, model: ArrayRecord | None = None, **settings: Any) -> str:
+    with pytest.raises(InvalidReplyError) as caught:
+        ReplyChecker("num-examples", **settings).read(message, SPECS, model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "reason"),
+    [
+        ((math.nan, 0), "f4", f"{NOT_FINITE}: array 'w'"),
+        ((0, -math.inf), "f4", f"{NOT_FINITE}: array 'w'"),
+        ((0, 1e300), "f8", f"{TOO_LARGE}: array 'w' has a value of 1e+300, at most 1e+15"),
+        ((0, -3e38), "f4", f"{TOO_LARGE}: array 'w' has a value of 3e+38, at most 1e+15"),
+        ((0, math.inf), "g", f"{NOT_FINITE}: array 'w'"),
+        ((0, 0, 0), "f4", f"{WRONG_ARRAYS}: 'w' has shape (3,), not (2,)"),
+        ((0, 0), "c8", f"{WRONG_ARRAYS}: 'w' has dtype complex64, not float32"),
+        ((0, 0), "m8[s]", f"{WRONG_ARRAYS}: 'w' has dtype timedelta64[s], not float32"),
+        (("", ""), "U1", f"{WRONG_ARRAYS}: 'w' has dtype <U1, not float32"),
+    ],
+)
+def test_values_that_spoil_a_model_are_refused(values: Any, dtype: str, reason: str) -> None:
+    assert refusal(update(values, dtype)) == reason
+
+
+def test_value_that_fits_the_reply_but_not_the_model_is_refused() -> None:
+    specs = {"w": ArraySpec((2,), np.dtype(np.float16))}
+    with pytest.raises(
+        InvalidReplyError, match=r"too large: .* value of 7e\+04, at most 6.55e\+04"
+    ):
+        ReplyChecker("num-examples").read(update((0, 7e4)), specs)
+
+
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [
+        (1e18, "metric 'num-examples' is 1e+18, at most 1e+09 is believed"),
+        (1e300, "metric 'num-examples' is 1e+300, at most 1e+09 is believed"),
+        (2**62, f"metric 'num-examples' is {2**62}, at most 1e+09 is believed"),
+        (-1, "metric 'num-examples' is -1, not a number above 0"),
+        (0.0, "metric 'num-examples' is 0.0, not a number above 0"),
+        ([1] * 5000, "metric 'num-examples' is a list of 5000, not a number above 0"),
+    ],
+)
+def test_absurd_number_of_examples_is_refused(weight: Any, reason: str) -> None:
+    assert refusal(update(**{"num-examples": weight})) == f"{BAD_WEIGHT}: {reason}"
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -math.inf, 10**400])
+def test_number_of_examples_that_is_none_is_refused(weight: float) -> None:
+    assert refusal(update(**{"num-examples": weight})).startswith(NOT_FINITE)
+
+
+def test_bound_on_the_number_of_examples_can_be_set() -> None:
+    checker = ReplyChecker("num-examples", max_num_examples=50)
+    assert checker.read(update(**{"num-examples": 50}), SPECS).num_examples == 50.0
+    assert refusal(update(**{"num-examples": 51}), max_num_examples=50).startswith(BAD_WEIGHT)
+
+
+def test_update_beyond_the_norm_is_refused() -> None:
+    model = ArrayRecord({"w": Array(np.array([100.0, 100.0], "f4"))})
+    checker = ReplyChecker("num-examples", max_update_norm=5.0)
+    assert checker.read(update((103.0, 104.0)), SPECS, model)
+    reason = refusal(update((103.0, 104.1)), model, max_update_norm=5.0)
+    assert reason == f"{TOO_LARGE}: the update's norm is 5.08, at most 5"
+    assert refusal(update((3.0, 4.1)), max_update_norm=5.0).startswith(TOO_LARGE)
+    assert ReplyChecker("num-examples").read(update((1e6, 1e6)), SPECS, model), "off by default"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_examples": 0},
+        {"max_num_examples": math.nan},
+        {"max_update_norm": 0.0},
+        {"max_update_norm": -1.0},
+        {"max_update_norm": math.nan},
+        {"max_update_norm": 1.0, "fixed_shapes": False},
+    ],
+)
+def test_limits_that_are_none_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        ReplyChecker("num-examples", **settings)
+
+
+def test_odd_and_many_names_are_told_in_one_short_line() -> None:
+    odd = update(key="x\n\x1b[2J" + "y" * 1000)
+    assert refusal(odd).startswith(f"{WRONG_ARRAYS}: keys ['x\\n\\x1b[2J")
+    many = ArrayRecord({str(i): Array(np.zeros(1, "f4")) for i in range(5000)})
+    metrics = MetricRecord({"num-examples": 1})
+    message = make_message(
+        Metadata(1, "m", 1, 7, "r", "", 0.0, 60.0, "train"),
+        RecordDict({"arrays": many, "metrics": metrics}),
+    )
+    assert refusal(message) == f"{WRONG_ARRAYS}: keys 5000 of them instead of ['w']"
+    crowded = update(**{str(i): 1.0 for i in range(1000)})
+    assert refusal(crowded) == f"{WRONG_RECORDS}: 1001 metrics, 1000 at most"
+
+
+def test_metric_lists_of_other_lengths_are_other_names() -> None:
+    checker = ReplyChecker("num-examples")
+    honest = [checker.read(update(losses=[1.0, 2.0]), SPECS) for _ in range(3)]
+    odd = [
+        checker.read(update(losses=[1.0]), SPECS),
+        checker.read(update(losses=1.0), SPECS),
+        checker.read(update(**{"2:losses": 1.0}), SPECS),
+    ]
+    signature = checker.agree([*odd, *honest])
+    assert all(reply.signature == signature for reply in honest)
+    assert not any(reply.signature == signature for reply in odd)
+
+
+def test_made_up_names_do_not_pile_up() -> None:
+    checker = ReplyChecker("num-examples")
+    for _ in range(3):
+        checker.agree([checker.read(update(), SPECS)])
+    for i in range(500):
+        checker.agree([checker.read(update(**{f"made-up-{i}": 1.0}), SPECS)])
+    assert len(checker.state()) <= 100
+    assert ["arrays", "metrics", [":num-examples"], 3] in checker.state()
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("\x1b[2Jgone", "?[2Jgone"),
+        ("Traceback (most recent call last):\n" + "  x\n" * 10**6 + "E: y", "E: y"),
+        ("a" * 10**6, "a" * 200),
+        ("\n" * 10**6 + "late", "no reason given, code 3"),
+        ("a‮b\x00c", "a?b?c"),
+    ],
+)
+def test_reason_of_an_error_is_one_printable_line(reason: str, text: str) -> None:
+    proto = ProtoMessage()
+    proto.metadata.message_type = "train"
+    proto.metadata.ttl = 1.0
+    proto.error.code = 3
+    proto.error.reason = reason
+    assert error_text(read_message(proto.SerializeToString())) == text
