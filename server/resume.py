@@ -94,7 +94,7 @@ def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:
     before, now = found.state["settings"], config.to_mapping()
     require_same(run_dir, before, now)
     if found.round >= config.rounds:
-        raise ConfigError("rounds", config.rounds, f"above {found.round}, which the run has")
+        raise ConfigError("rounds", config.rounds, f"above {found.round}: the run has ended")
     return found
 
 

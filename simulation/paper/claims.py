@@ -8,10 +8,10 @@ hold, and where the printed algorithm and the paper's figure disagree both are j
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from .work import (
 HOLDS: Final = "holds"
 DOES_NOT_HOLD: Final = "does not hold"
 NOT_RESOLVED: Final = "not resolved"
+
+_Key = TypeVar("_Key")
 
 _SAME_ACCURACY: Final = 0.01
 """Accuracies that differ by less count as the same."""
@@ -154,15 +156,17 @@ def _logarithmic(results: Results) -> list[Claim]:
         "pseudo-regret": study.pseudo_s("cs-ucb"),
         "honest regret": study.honest_s("cs-ucb"),
     }
+    if results.config.ideal_selected == results.config.ideal_clients:
+        return []  # nobody has any regret
     return [
         _below(
-            f"The regret of CS-UCB grows logarithmically ({name})",
+            f"By round {study.rounds[-1]} the regret of CS-UCB is seen to be logarithmic ({name})",
             f"{name} after {study.rounds[-1]} rounds over that after {study.rounds[half]}; "
             f"a logarithm would give {limit:.2f}, a line 2",
             "",
             ratio_of_means(regret[:, -1], regret[:, half]),
             limit=round(limit, 2),
-            note="At these settings the bonus dwarfs the differences between clients.",
+            note="That it becomes so later is not judged here.",
         )
         for name, regret in readings.items()
     ]
@@ -177,11 +181,11 @@ def _every_number_of_channels(results: Results) -> list[Claim]:
             n: estimate(study.time_s(other)[:, -1] - study.time_s("cs-ucb")[:, -1])
             for n, study in studies.items()
         }
-        worst = min(saved, key=lambda n: saved[n].low)
+        worst = _worst(saved)
         claims.append(
             _above(
                 f"CS-UCB beats {other} at every N",
-                f"time of {other} minus that of CS-UCB at the N where that is least certain "
+                f"time of {other} minus that of CS-UCB at the N where it fares worst "
                 f"(N = {worst} of {config.channels})",
                 "s",
                 saved[worst],
@@ -193,12 +197,12 @@ def _every_number_of_channels(results: Results) -> list[Claim]:
         for before, n in pairwise(counts)
     }
     if steps:
-        worst = min(steps, key=lambda n: steps[n].low)
+        worst = _worst(steps)
         claims.append(
             _above(
                 "The gap grows with N",
-                "gap of CS-UCB at one N minus that at the N before, same drops, where that is "
-                f"least certain (N = {worst})",
+                "gap of CS-UCB at one N minus that at the N before, same drops, where it fares "
+                f"worst (N = {worst})",
                 "s",
                 steps[worst],
                 note="By the paper's definition of the gap, which grows with N even for the best "
@@ -253,13 +257,13 @@ def _smaller_beta(results: Results) -> list[Claim]:
         ]
         steps = [estimate(larger - smaller) for larger, smaller in pairwise(totals)]
         if steps:
-            worst = int(np.argmin([step.low for step in steps]))
+            worst = _worst(dict(enumerate(steps)))
             larger, smaller = config.beta_values[worst : worst + 2]
             claims.append(
                 _above(
                     f"A smaller beta means a smaller gap ({_kind(truncate)})",
-                    f"time with beta = {larger:g} minus that with {smaller:g}, the least certain "
-                    "of the neighbours",
+                    f"time with beta = {larger:g} minus that with {smaller:g}, the worst of "
+                    "the neighbours",
                     "s",
                     steps[worst],
                     note="Totals: "
@@ -278,10 +282,9 @@ def _slower_to_the_floor(results: Results) -> list[Claim]:
     study = results.study(tradeoff_plan(config))
     largest, smallest = config.beta_values[0], config.beta_values[-1]
     half = _half(study.rounds)
-    # How far the clients that are below their floor are below it, together.
-    below = {
-        (beta, truncate): np.maximum(
-            np.array(config.floor_values) - study.fraction(beta_label(beta, truncate=truncate)), 0.0
+    lacks = {
+        (beta, truncate): (
+            np.array(config.floor_values) - study.fraction(beta_label(beta, truncate=truncate))
         )
         for beta in (largest, smallest)
         for truncate in (True, False)
@@ -289,25 +292,29 @@ def _slower_to_the_floor(results: Results) -> list[Claim]:
     claims = []
     for truncate in (True, False):
         kind = _kind(truncate)
-        slow = below[smallest, truncate][:, half].sum(axis=-1)
-        fast = below[largest, truncate][:, half].sum(axis=-1)
-        claims.append(
-            _above(
-                f"A smaller beta is slower to the floors ({kind})",
-                f"share of rounds that clients lack to their floors after {study.rounds[half]} "
-                f"rounds, beta = {smallest:g} minus beta = {largest:g}",
-                "",
-                estimate(slow - fast),
-            )
+        # How far the clients that are below their floor are below it, together.
+        slow, fast = (
+            np.maximum(lacks[beta, truncate][:, half], 0.0).sum(axis=-1)
+            for beta in (smallest, largest)
         )
-        first = below[smallest, truncate][:, :, 0]
+        if smallest != largest:
+            claims.append(
+                _above(
+                    f"A smaller beta is slower to the floors ({kind})",
+                    f"share of rounds that clients lack to their floors after {study.rounds[half]} "
+                    f"rounds, beta = {smallest:g} minus beta = {largest:g}",
+                    "",
+                    estimate(slow - fast),
+                )
+            )
+        first = lacks[smallest, truncate][:, :, 0]
         settled = int(np.searchsorted(study.rounds, study.rounds[-1] // 100))
         best = int(first[:, settled:].mean(axis=0).argmin()) + settled
         claims.append(
             _above(
                 f"beta = {smallest:g} violates client 1's floor throughout ({kind})",
-                "share of rounds that client 1 lacks to its floor where it lacks least, from round "
-                f"{study.rounds[settled]} on (round {study.rounds[best]})",
+                "client 1's floor minus its share of rounds where it comes nearest to it, after "
+                f"the first hundredth of the rounds (round {study.rounds[best]})",
                 "",
                 estimate(first[:, best]),
             )
@@ -338,6 +345,8 @@ def _negative_regret(results: Results) -> list[Claim]:
 def _larger_rho(results: Results) -> list[Claim]:
     config = results.config
     smallest, largest = config.rho_values[0], config.rho_values[-1]
+    if smallest == largest:
+        return []
     claims = []
     for label in ("cs-ucb-q", "cs-ucb-q, untruncated"):
         kind = _kind("untruncated" not in label)
@@ -352,13 +361,13 @@ def _larger_rho(results: Results) -> list[Claim]:
                 else:
                     values = large.gap_s(label)[:, -1] - small.gap_s(label)[:, -1]
                 found[n] = estimate(values)
-            worst = min(found, key=lambda n: found[n].low)
+            worst = _worst(found)
             measured = "total time" if what == "delay" else "gap to the program's optimum"
             claims.append(
                 _above(
                     f"A larger rho means a larger {what} ({kind})",
                     f"{measured} with rho = {largest:g} minus that with {smallest:g}, at the N "
-                    f"where that is least certain (N = {worst} of {config.scale_channels})",
+                    f"where it fares worst (N = {worst} of {config.scale_channels})",
                     "s",
                     found[worst],
                     note=""
@@ -407,14 +416,35 @@ def _above(
     claim: str, measured: str, unit: str, found: Estimate, *, limit: float = 0.0, note: str = ""
 ) -> Claim:
     verdict = HOLDS if found.low > limit else DOES_NOT_HOLD if found.high <= limit else NOT_RESOLVED
-    return Claim(claim, measured, unit, found, f"above {limit:g}", verdict, note)
+    return _claim(claim, measured, unit, found, limit, f"above {limit:g}", verdict, note)
 
 
 def _below(
     claim: str, measured: str, unit: str, found: Estimate, *, limit: float = 0.0, note: str = ""
 ) -> Claim:
     verdict = HOLDS if found.high < limit else DOES_NOT_HOLD if found.low >= limit else NOT_RESOLVED
-    return Claim(claim, measured, unit, found, f"below {limit:g}", verdict, note)
+    return _claim(claim, measured, unit, found, limit, f"below {limit:g}", verdict, note)
+
+
+def _claim(
+    claim: str,
+    measured: str,
+    unit: str,
+    found: Estimate,
+    limit: float,
+    side: str,
+    verdict: str,
+    note: str,
+) -> Claim:
+    if found.low == found.high == limit:
+        verdict, note = NOT_RESOLVED, f"{note} Nothing differed in any repetition.".strip()
+    return Claim(claim, measured, unit, found, side, verdict, note)
+
+
+def _worst(found: Mapping[_Key, Estimate]) -> _Key:
+    """Return where a claim about all of several cases fares worst: refuted, else least certain."""
+    refuted = [key for key, case in found.items() if case.high <= 0]
+    return min(refuted or found, key=lambda key: found[key].low)
 
 
 def _half(rounds: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:

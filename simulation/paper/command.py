@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import tomli_w
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -77,8 +78,8 @@ def paper(
     out = out or Path("runs") / ("paper-quick" if quick else "paper")
     wanted = list(dict.fromkeys(names)) or list(FIGURES)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.toml").write_text(tomli_w.dumps(dict(config.to_mapping())), encoding="utf-8")
-
+    # A figure by itself may have other settings than the report: it must not mix with it.
+    shown_in = out / "single" if names else out
     pieces = pieces_of(wanted, config)
     if any(piece.name.startswith("train-") for piece in pieces):
         _fetch_data()
@@ -92,7 +93,7 @@ def paper(
         path
         for figure in figures
         for path in write_figure(
-            figure, out / "figures", out / "data", mark="quick look" if quick else ""
+            figure, shown_in / "figures", shown_in / "data", mark="quick look" if quick else ""
         )
     ]
     if names:
@@ -105,7 +106,9 @@ def paper(
         + [part for pair in pairs for part in ("--set", pair)]
     )
     found = results_of(config, claims, quick=quick, command=command)
-    (out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (out / "config.toml").write_text(tomli_w.dumps(dict(config.to_mapping())), encoding="utf-8")
+    text = json.dumps(found, indent=1, allow_nan=False) + "\n"
+    (out / "results.json").write_text(text, encoding="utf-8")
     write_report(out / "report.html", found, figures, out / "figures")
     console.print(_claims_table(claims, quick=quick))
     for what in ("report.html", "results.json", "figures", "data"):
@@ -148,7 +151,8 @@ def _settings_table(config: PaperConfig) -> Table:
     table.add_column("value", overflow="fold")
     table.add_column("what it is")
     for key, setting in PaperConfig.settings().items():
-        table.add_row(key, str(getattr(config, setting.name)), setting.metadata["help"])
+        value = str(getattr(config, setting.name))
+        table.add_row(key, escape(value), escape(setting.metadata["help"]))
     return table
 
 

@@ -164,7 +164,7 @@ def _ideal_accuracy(results: Results) -> FigureData:
     return FigureData(
         "ideal-accuracy",
         "Ideal scenario: test accuracy against rounds",
-        f"{_training(plan)} Equal i.i.d. shares of MNIST: per round, all policies learn alike.",
+        f"{_training(plan)} Equal i.i.d. shares of MNIST.",
         [_accuracy_by_round(results, plan)],
     )
 
@@ -231,8 +231,9 @@ def _tradeoff(results: Results) -> FigureData:
         "fairness-tradeoff",
         "Non-ideal scenario: speed against fairness",
         f"{_non_ideal(study, config)} Gap against the optimum of the linear program, which meets "
-        "the floors. Truncation leaves clients tied at 1 for thousands of rounds; the paper's own "
-        "figure is reproduced without it only.",
+        "the floors. The algorithm as printed truncates the index at 1, where clients stay tied "
+        "for long; below, without truncation. Dotted in the right panels: the clients' floors, in "
+        "their order from the top.",
         panels,
     )
 
@@ -305,7 +306,7 @@ def _fairness_scale(results: Results) -> FigureData:
         "Non-ideal scenario: gap against channels, for several fairness scales",
         f"K = {config.scale_clients}, T = {config.scale_rounds}, availability "
         f"{config.availability:g}, c = rho s / sum s, {config.scale_drops} drops. A larger rho "
-        "raises the optimum too, so the gap and the time move in opposite directions.",
+        "raises the optimum too, so the gap may fall while the time grows.",
         panels,
     )
 
@@ -314,9 +315,9 @@ def _accuracy_time(results: Results) -> FigureData:
     plans = training_plans(results.config)
     return FigureData(
         "accuracy-time",
-        "Test accuracy against wall-clock time",
-        "What matters in the end. Virtual time of the paper's link and computing model. "
-        + _training(plans["ideal"]),
+        "Test accuracy against time",
+        "The wall-clock time that the paper's link and computing model give, up to where the first "
+        "run ends. " + _training(plans["ideal"]),
         [
             _accuracy_by_time(results, plans["ideal"], "ideal"),
             _accuracy_by_time(results, plans["non-ideal"], "non-ideal"),
@@ -564,17 +565,19 @@ def _accuracy_by_round(results: Results, plan: TrainingPlan, title: str = "") ->
 
 
 def _accuracy_by_time(results: Results, plan: TrainingPlan, title: str) -> Panel:
-    """Accuracies at common times: each run's last evaluation up to then."""
+    """Return accuracies at common times: each run's last evaluation up to then."""
     labels = list(plan.policies)
     times = {label: plan.curve(results.arrays, label, "time_s") for label in labels}
-    end_s = min(float(time.max()) for time in times.values())
-    grid = np.linspace(0.0, end_s, 101)[1:]
+    # From where every run was evaluated once to where the first one ends.
+    begin_s = max(float(time[:, 0].max()) for time in times.values())
+    end_s = min(float(time[:, -1].min()) for time in times.values())
+    grid = np.linspace(begin_s, max(begin_s, end_s), 100)
     samples = {}
     for label in labels:
         accuracy = plan.curve(results.arrays, label, "accuracy")
         samples[label] = np.stack(
             [
-                np.interp(grid, time, values)
+                values[np.searchsorted(time, grid, side="right") - 1]
                 for time, values in zip(times[label], accuracy, strict=True)
             ]
         )
@@ -671,7 +674,7 @@ def _draw(data: FigureData, mark: str) -> Figure:
     columns = 2 if len(data.panels) == 4 else min(3, len(data.panels))
     rows = -(-len(data.panels) // columns)
     # Figures of their own, not pyplot's: no display, no global state.
-    figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.8), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 4.6 * columns), 3.6 * rows + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
     labels = dict.fromkeys(curve.label for panel in data.panels for curve in panel.curves)
@@ -688,7 +691,10 @@ def _draw(data: FigureData, mark: str) -> Figure:
     for spare in axes[len(data.panels) :]:
         spare.set_axis_off()
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(2 if columns == 1 else 4, len(handles)),
     )
     figure.suptitle(data.title + (f"   [{mark}]" if mark else ""))
     return figure

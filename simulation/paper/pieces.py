@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import signal
-import zipfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -25,9 +25,12 @@ _COMPUTING: Final = (
     "client/mnist.py",
     "client/partition.py",
     "client/task.py",
+    "server/app.py",
+    "server/config.py",
     "simulation/batched.py",
     "simulation/config.py",
     "simulation/environment.py",
+    "simulation/runner.py",
     "simulation/study.py",
     "simulation/paper/work.py",
 )
@@ -104,7 +107,7 @@ def load(path: Path) -> Arrays | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return dict(found)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError):
+    except Exception:  # a damaged file may raise anything, and is computed again
         return None
 
 
@@ -153,8 +156,7 @@ def compute_all(
         pool = ProcessPoolExecutor(
             min(num_processes, len(missing)),
             mp_context=get_context("spawn"),
-            initializer=signal.signal,
-            initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is for whoever waits for them
+            initializer=_begin,
         )
         try:
             waiting: dict[Future[Arrays], Piece] = {
@@ -173,11 +175,25 @@ def compute_all(
     return {name: found for name, found in results.items() if found is not None}
 
 
+def _begin() -> None:
+    """Make a worker that leaves Ctrl-C to whoever waits for it, and ends when nobody does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _compute(piece: Piece, folder: Path) -> Arrays:
     """Compute a piece and keep it, in a process of its own."""
     result = piece.compute()
     path = piece.path(folder)
-    temporary = path.with_name(f".{path.name}.tmp.npz")
+    # Of this process alone: another run may be at the same piece.
+    temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp.npz")
     np.savez_compressed(temporary, **result)  # type: ignore[arg-type]  # its stub: allow_pickle
     os.replace(temporary, path)
     return result

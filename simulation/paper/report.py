@@ -75,6 +75,7 @@ def write_report(
             "title": figure.title,
             "caption": figure.caption,
             "curves": _curves(figure),
+            "width_rem": 24 * min(3, len(figure.panels)),
             "svg": base64.b64encode((folder / f"{figure.name}.svg").read_bytes()).decode(),
         }
         for figure in figures
@@ -102,7 +103,9 @@ def page(results: Mapping[str, Any]) -> str:
         "are judged.",
         "",
         f"{counts[HOLDS]} claims hold, {counts[DOES_NOT_HOLD]} do not, {counts[NOT_RESOLVED]} are "
-        "not resolved.",
+        f"not resolved.{' A quick look: few repetitions.' if results['quick'] else ''} With so",
+        "many verdicts one or two may be wrong by chance. “As printed” is the paper's algorithm,",
+        "which truncates its index at 1; “untruncated” leaves that out.",
         "",
         "This page is made from `docs/paper-results.json`:",
         "",
@@ -121,7 +124,7 @@ def page(results: Mapping[str, Any]) -> str:
         cells = (
             claim["claim"],
             claim["measured"] + "." + note,
-            f"{shown(claim['estimate'], claim['unit'])} (holds {claim['side']})",
+            f"{shown(claim['estimate'], claim['unit'])} (needed: {claim['side']})",
             f"**{claim['verdict']}**",
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -139,7 +142,8 @@ def load_results(path: Path) -> dict[str, Any]:
         If it cannot be read, or is none.
     """
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    wanted = {"claims", "command", "commit", "quick", "settings", "versions"}
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not wanted <= found.keys():
         raise ValueError(f"{path} is no results.json of this version")
     return found
 

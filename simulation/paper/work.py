@@ -404,11 +404,10 @@ def training_plans(config: PaperConfig) -> dict[str, TrainingPlan]:
     """Return the three training scenarios: ideal, non-ideal, and non-ideal with equal sizes."""
     common: dict[str, int | float | bool | str] = {
         "tau-max-s": config.tau_max_s,
-        "beta": config.beta,
         "batch-size": config.batch_size,
         "learning-rate": config.learning_rate,
         "local-steps": config.local_steps,
-        "payload-bits": f"{config.payload_bits:g}",
+        "payload-bits": repr(config.payload_bits),
         "cell-radius-m": config.cell_radius_m,
         "path-loss-intercept-db": config.path_loss_intercept_db,
         "path-loss-slope-db": config.path_loss_slope_db,
@@ -429,7 +428,7 @@ def training_plans(config: PaperConfig) -> dict[str, TrainingPlan]:
         **common,
         "num-clients": config.non_ideal_clients,
         "num-selected": config.non_ideal_selected,
-        "availability": f"{config.availability:g}",
+        "availability": repr(config.availability),
         # The paper's c_k = (N/2) s_k / sum s.
         "fairness": f"proportional:{config.non_ideal_selected / 2:g}",
         "partitioner": f"by-label:{config.large_share},{config.small_share}",
@@ -438,8 +437,12 @@ def training_plans(config: PaperConfig) -> dict[str, TrainingPlan]:
     }
     others = ("modified-cs-ucb", "random", "round-robin", "local-accuracy")
     queues: _Policies = {
-        "cs-ucb-q": {"strategy": "cs-ucb-q"},
-        "cs-ucb-q, untruncated": {"strategy": "cs-ucb-q", "truncate": False},
+        "cs-ucb-q": {"strategy": "cs-ucb-q", "beta": config.beta},
+        "cs-ucb-q, untruncated": {
+            "strategy": "cs-ucb-q",
+            "beta": config.beta,
+            "truncate": False,
+        },
     }
     heterogeneous: _Policies = {**queues, **{name: {"strategy": name} for name in others}}
     equal = {**non_ideal, "partitioner": f"by-label:{config.equal_share},{config.equal_share}"}
