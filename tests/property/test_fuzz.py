@@ -37,7 +37,7 @@ from strategies.flower.replies import ArraySpec, InvalidReplyError, ReplyChecker
 
 TIMES = int(os.environ.get("FUZZ", "1"))
 MAX_EXAMPLE_S = 2.0
-MAX_GROWTH_MB = 200
+MAX_GROWTH_MB = 800
 
 
 def fuzz(examples: int) -> settings:

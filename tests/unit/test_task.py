@@ -93,7 +93,7 @@ def _npy(shape: str, data: bytes = b"") -> Array:
         (_npy("(2,)", bytes(7)), "promises 8 bytes, there are 7"),
         (_npy("(2,)", bytes(9)), "promises 8 bytes, there are 9"),
         (_npy("(1000000000000,)"), "promises 4000000000000 bytes, there are 0"),
-        (_npy("(-1, -4)", bytes(16)), "negative dimensions|only specify one unknown"),
+        (_npy("(-1, -4)", bytes(16)), "its shape cannot be"),
         (_npy("(2"), "header cannot be read"),
     ],
 )
