@@ -20,7 +20,7 @@ from fleet_processes import Fleet, Link
 
 from server.checkpoint import CheckpointFolder
 
-SOAK_S = float(os.environ.get("SOAK_S", "40"))
+SOAK_S = float(os.environ.get("SOAK_S", "25"))
 SEEDS = [int(os.environ["SOAK_SEED"])] if "SOAK_SEED" in os.environ else [1]
 NUM_CLIENTS, FLOOR = 6, 0.2
 GROWTH_MB = 60
