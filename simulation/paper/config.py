@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -217,7 +216,7 @@ class PaperConfig(Settings):
         except ValueError:
             raise ConfigError(name.replace("_", "-"), text, allowed) from None
         distinct = len(set(values)) == len(values) or name in ("floors", "tradeoff_distances_m")
-        self.require(name, all(map(math.isfinite, values)) and distinct, allowed)
+        self.require(name, all(abs(value) <= _LARGEST for value in values) and distinct, allowed)
         return values
 
     def _require_feasible(self) -> None:
@@ -255,6 +254,8 @@ _LEAST: Final = {
     "local_steps": 1,
 }
 """Smallest value of a setting: what an error bar or a curve needs."""
+_LARGEST: Final = 1e300
+"""Largest number in a list; whole ones may be too large for a float, and compare all the same."""
 _MOST: Final = 10**7
 _MOST_CLIENTS: Final = 10**4
 _MOST_NUMBERS: Final = 100

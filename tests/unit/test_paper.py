@@ -45,6 +45,8 @@ def test_settings_come_as_text_on_top_of_a_preset() -> None:
         ("drops", "1", "at least 2"),
         ("channels", "5,21", "1 to 20"),
         ("channels", "5,5", "different numbers"),
+        ("channels", "9" * 400, "numbers"),
+        ("betas", "nan", "numbers"),
         ("betas", "0", r"\(0, 1\]"),
         ("floors", "0.9,0.9,0.9", "feasible: .*client"),
         ("scale-rhos", "1,30", "feasible|below 1"),
