@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -31,6 +30,9 @@ MAY_DIFFER: Final = frozenset(
     )
 )
 """Settings that a resumed run may have otherwise: what was learned does not depend on them."""
+
+
+_ABSENT: Final = object()
 
 
 @runtime_checkable
@@ -141,9 +143,6 @@ def require_same(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any
         raise ConfigError("resume", str(run_dir), f"resumed with its settings: {told}")
 
 
-_ABSENT: Final = object()
-
-
 def restore(
     saved: Checkpoint,
     run_dir: Path,
@@ -183,7 +182,7 @@ def restore(
     records = read_rounds(run_dir, saved.round, names)
     _set_random_state(state["random"])
     arrays = ArrayRecord({key: Array(model[key]) for key in like})
-    return RunHistory(arrays, [replace(record) for record in records])
+    return RunHistory(arrays, records)
 
 
 def _random_state() -> dict[str, Any]:

@@ -52,6 +52,7 @@ class RunStatus:
         self._last: RoundRecord | None = None
         self._accuracy: float | None = None
         self._loss: float | None = None
+        self._rounds = 0  # since this server started, which may have resumed a run
         self._steps = 0
 
     def watch(self, strategy: ScheduledStrategy) -> None:
@@ -75,7 +76,7 @@ class RunStatus:
             the last one that ended, 0 before; times are in seconds, ``null`` is unknown. Each of
             ``arms`` has its state, ``selections``, ``completed``, ``mean_rtt_s``, ``last_rtt_s``,
             ``share`` of rounds against its ``floor``, virtual ``queue``, and ``failures`` by
-            reason.
+            reason. What is counted is counted since the server started, also if it resumed a run.
         """
         nodes = {node.node_id: node.name for node in grid.get_nodes()}
         # Who has just vanished is still waited for, but is not there.
@@ -94,7 +95,7 @@ class RunStatus:
                         **_state(arm.node_id, nodes, busy, opted_out),
                         "selections": tally.selections,
                         "completed": tally.completed,
-                        "share": tally.selections / last.round if last else None,
+                        "share": tally.selections / self._rounds if self._rounds else None,
                         "floor": _at(self._floors, arm.index),
                         "queue": _at(self._queues, arm.index),
                         "mean_rtt_s": (
@@ -143,6 +144,7 @@ class RunStatus:
         with self._lock:
             self._last = record
             self._floors, self._queues = strategy.floors, strategy.queues
+            self._rounds += 1
             self._steps += record.stepped
             if record.accuracy is not None:
                 self._accuracy, self._loss = record.accuracy, record.loss

@@ -116,6 +116,17 @@ def test_rounds_are_counted_by_arm(status: RunStatus) -> None:
     assert newcomer["opted_out"]
 
 
+def test_shares_of_a_resumed_run_are_those_since_the_server_started() -> None:
+    status = RunStatus()
+    hooks: list[RoundHook] = []
+    status.watch(strategy(hooks))
+    play(hooks, 101)
+    play(hooks, 102, selected=[1], names=["b"], rtt_s=[0.5], completed=[True], reason=[None])
+    told = status.snapshot(Grid())  # type: ignore[arg-type]
+    assert told["round"] == 102
+    assert [arm["share"] for arm in told["arms"][:3]] == [0.5, 1.0, 0.0]
+
+
 def test_people_see_who_is_away_first(status: RunStatus) -> None:
     text = _shown(status.snapshot(Grid()))  # type: ignore[arg-type]
     assert "round 3 of 10, accuracy 0.7500" in text

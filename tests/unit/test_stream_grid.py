@@ -817,6 +817,7 @@ def test_a_dead_client_is_noticed(fleet: Fleet) -> None:
     link.up = False
     link.freeze()
     until(lambda: list(fleet.grid.get_node_ids()) == [])
+    assert fleet.exchange("a")[0].failure == UNDELIVERABLE
     link.close()
 
 
@@ -949,7 +950,9 @@ def test_an_unreachable_server_is_mentioned_once(said: list[str]) -> None:
 def test_a_client_that_was_stopped_before_does_not_run() -> None:
     client = StreamClient("127.0.0.1:1", "a", make_app())
     client.stop()
+    begin = time.monotonic()
     client.run()
+    assert time.monotonic() - begin < PATIENCE_S, "it did not try to connect for ever"
 
 
 def test_a_client_runs_once(fleet: Fleet) -> None:
