@@ -84,6 +84,7 @@ class Refusal:
     DENIED: Final = "denied"
     REPLACED: Final = "replaced"
     BAD_FRAME: Final = "bad-frame"
+    FULL: Final = "full"
 
 
 def package_version() -> str:

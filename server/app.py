@@ -26,7 +26,7 @@ from .config import ServerConfig
 from .history import RunHistory
 from .resume import checkpointer, load_checkpoint, restore
 from .round_log import RoundLog
-from .run_directory import RunDirectory, load_model, refuse_existing
+from .run_directory import RunDirectory, load_model, lock_run, refuse_existing
 
 
 def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> ScheduledStrategy:
@@ -79,8 +79,11 @@ def check_settings(config: ServerConfig, *, resume: bool = False) -> None:
     arrays = initial_arrays(config.model, config.seed)
     if config.initial_model:
         load_model(Path(config.initial_model), like=arrays)
-    if config.run_dir and not resume:
-        refuse_existing(Path(config.run_dir))
+    if config.run_dir:
+        if resume:
+            lock_run(Path(config.run_dir)).release()
+        else:
+            refuse_existing(Path(config.run_dir))
     if config.checkpoint_every:
         strategy.require_savable()
 
@@ -138,9 +141,9 @@ def create_app(
         timed = grid if isinstance(grid, TimedExchange) else _StockGrid(grid, config.tau_max_s)
         run_dir = Path(config.run_dir) if config.run_dir else None
         saved = load_checkpoint(run_dir, config) if resume and run_dir is not None else None
-        history = RunHistory(arrays)
+        history = RunHistory(arrays, target_accuracy=config.target_accuracy)
         if saved is not None and run_dir is not None:
-            history = restore(saved, run_dir, strategy, timed, like=arrays)
+            history = restore(saved, run_dir, config, strategy, timed, like=arrays)
         strategy.add_hook(history.record)
         evaluate = evaluator(config)
         directory = None
@@ -161,13 +164,17 @@ def create_app(
             )
             if config.checkpoint_every:
                 strategy.require_savable()
-                strategy.add_hook(checkpointer(run_dir, config, strategy, timed))
+                strategy.add_hook(checkpointer(directory, config, strategy, timed))
         for hook in hooks:
             strategy.add_hook(hook)
         on_strategy(strategy)
 
         def finish() -> None:
-            _write_end(history, strategy, config, directory, on_summary)
+            try:
+                _write_end(history, strategy, config, directory, on_summary)
+            finally:
+                if directory is not None:
+                    directory.close()
 
         try:
             strategy.start(timed, history.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
@@ -191,16 +198,9 @@ def _write_end(
     on_summary: Callable[[dict[str, Any]], None],
 ) -> None:
     """Leave what a run that has ended, or was stopped, has to say."""
-    if directory is not None:
-        directory.close()
-        # An interrupt between two hooks: what counts is what was written.
+    if directory is not None:  # an interrupt between two hooks: what counts is what was written
         history.keep(directory.count_rounds())
-    summary = history.summary(
-        strategy.arms.arms,
-        strategy.floors,
-        tau_max_s=config.tau_max_s,
-        target_accuracy=config.target_accuracy,
-    )
+    summary = history.summary(strategy.arms.arms, strategy.floors, tau_max_s=config.tau_max_s)
     if directory is not None:
         directory.note_arms(strategy.arms.arms, strategy.floors)
         directory.write_summary(summary)

@@ -27,7 +27,7 @@ from .command_line import stoppable
 from .config import ServerConfig
 from .round_log import RoundLog
 from .status import RunStatus
-from .stream_grid import StreamGrid
+from .stream_grid import DEFAULT_MAX_CLIENTS, StreamGrid
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,15 @@ class FleetConfig(ServerConfig):
         default="stream",
         metadata={"help": "stream: our own streams; superlink: Flower's SuperLink and SuperNodes."},
     )
+    max_clients: int = field(
+        default=DEFAULT_MAX_CLIENTS, metadata={"help": "Names that are let in, at most."}
+    )
     max_message_mb: int = field(default=512, metadata={"help": "Largest message [MiB]."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("runtime", self.runtime in ("stream", "superlink"), "stream or superlink")
+        self.require("max_clients", self.max_clients >= 1, "at least 1")
         self.require("max_message_mb", self.max_message_mb >= 1, "at least 1")
         self._require_address("address", secure=bool(self.tls))
         if self.metrics:  # in the clear, and for whoever asks
@@ -131,6 +135,7 @@ def run_fleet(
         credentials=credentials,
         is_denied=DenyList(config.deny_list),
         status=status.snapshot,
+        max_clients=config.max_clients,
         max_message_bytes=config.max_message_mb << 20,
     )
     context = Context(

@@ -1,125 +1,194 @@
-"""A run in numbers: what summary, tables and figures are made of."""
+"""A run in numbers: what summary, status and tables are made of, in memory that does not grow."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
-import numpy as np
 from flwr.app import ArrayRecord
 
 from strategies.flower import TIMEOUT, Arm, RoundRecord, failure_kind
 
 _SUGGESTED_QUANTILE: Final = 0.99
 _SUGGESTED_FACTOR: Final = 1.5
+_BIN: Final = math.log(1.01)
+"""Round trips are counted in bins of one per cent."""
+
+
+@dataclass(slots=True)
+class ArmTally:
+    """What became of one arm's rounds so far; times in seconds."""
+
+    selections: int = 0
+    completed: int = 0
+    rtt_sum_s: float = 0.0
+    last_rtt_s: float | None = None
+    failures: Counter[str] = field(default_factory=Counter)
+    """By :func:`strategies.flower.failure_kind`."""
+
+    @property
+    def mean_rtt_s(self) -> float | None:
+        """Mean round trip of the completed rounds [s]; ``None``: there is none."""
+        return self.rtt_sum_s / self.completed if self.completed else None
+
+
+class Tallies:
+    """Count rounds arm by arm.
+
+    Attributes
+    ----------
+    rounds : int
+        How many were counted.
+    steps : int
+        How many of them changed the model.
+    """
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.steps = 0
+        self._arms: list[ArmTally] = []
+
+    def __getitem__(self, arm: int) -> ArmTally:
+        while arm >= len(self._arms):
+            self._arms.append(ArmTally())
+        return self._arms[arm]
+
+    def __iter__(self) -> Iterator[ArmTally]:
+        return iter(self._arms)
+
+    def count(self, record: RoundRecord) -> None:
+        """Count a round."""
+        self.rounds += 1
+        self.steps += record.stepped
+        for arm, rtt_s, reason in zip(record.selected, record.rtt_s, record.reason, strict=True):
+            tally = self[arm]
+            tally.selections += 1
+            if reason is not None:
+                tally.failures[failure_kind(reason)] += 1
+            elif rtt_s is not None:
+                tally.completed += 1
+                tally.rtt_sum_s += rtt_s
+                tally.last_rtt_s = rtt_s
 
 
 class RunHistory:
-    """Collect the rounds of a run; :meth:`record` is a round hook.
+    """Count the rounds of a run; :meth:`record` is a round hook.
 
     Parameters
     ----------
     arrays : ArrayRecord
         The initial model, or that after ``records``.
-    records : sequence of RoundRecord
+    records : iterable of RoundRecord
         Rounds of an earlier part of the run.
+    target_accuracy : float
+        When it is reached is noted; 0: there is none.
 
     Attributes
     ----------
-    records : list of RoundRecord
-        The rounds so far.
     arrays : ArrayRecord
-        The model after them.
+        The model after the last round.
     """
 
-    def __init__(self, arrays: ArrayRecord, records: Sequence[RoundRecord] = ()) -> None:
+    def __init__(
+        self,
+        arrays: ArrayRecord,
+        records: Iterable[RoundRecord] = (),
+        *,
+        target_accuracy: float = 0.0,
+    ) -> None:
         self.arrays = arrays
-        self.records = list(records)
+        self._target_accuracy = target_accuracy
+        self._tallies = Tallies()
+        self._rtt_bins: Counter[int] = Counter()
+        self._time_s = 0.0
+        self._evaluated: RoundRecord | None = None  # the last round that was
+        self._best_accuracy: float | None = None
+        self._target: RoundRecord | None = None  # the first round that reached it
+        self._last: RoundRecord | None = None  # not yet counted: it may have to be taken back
+        for record in records:
+            self.record(record, arrays)
 
     def record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Take note of a round."""
-        self.records.append(record)
+        self._count_last()
+        self._last = record
         self.arrays = arrays
 
     def keep(self, num_rounds: int) -> None:
-        """Forget the rounds after the first ``num_rounds``."""
-        del self.records[num_rounds:]
-
-    @property
-    def evaluated(self) -> list[RoundRecord]:
-        """The rounds after which the model was evaluated."""
-        return [record for record in self.records if record.accuracy is not None]
-
-    def reached(self, accuracy: float) -> RoundRecord | None:
-        """Return the first evaluated round with at least this accuracy."""
-        return next((r for r in self.evaluated if (r.accuracy or 0.0) >= accuracy), None)
-
-    def selections(self, num_arms: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Count how often each arm was selected, (num_arms,)."""
-        arms = [arm for record in self.records for arm in record.selected]
-        return np.bincount(arms, minlength=num_arms)
+        """Forget the last round if it is not among the first ``num_rounds``."""
+        if self._last is not None and self._tallies.rounds >= num_rounds:
+            self._last = None
 
     def summary(
-        self,
-        arms: Sequence[Arm],
-        floors: Sequence[float] | None,
-        *,
-        tau_max_s: float,
-        target_accuracy: float = 0.0,
+        self, arms: Sequence[Arm], floors: Sequence[float] | None, *, tau_max_s: float
     ) -> dict[str, Any]:
         """Return the run in numbers, ready for JSON; times in seconds."""
-        rtts: dict[int, list[float]] = {arm.index: [] for arm in arms}
-        failures: Counter[int] = Counter()
-        reasons: Counter[str] = Counter()
-        for record in self.records:
-            for arm, rtt, reason in zip(record.selected, record.rtt_s, record.reason, strict=True):
-                if reason is None and rtt is not None:
-                    rtts[arm].append(rtt)
-                elif reason is not None:
-                    failures[arm] += 1
-                    reasons[failure_kind(reason)] += 1
-        num_rounds = len(self.records)
-        evaluated = self.evaluated
-        target = self.reached(target_accuracy) if target_accuracy else None
-        counts = self.selections(len(arms))
-        every_rtt = [rtt for values in rtts.values() for rtt in values]
+        self._count_last()
+        tallies, evaluated, target = self._tallies, self._evaluated, self._target
+        reasons: Counter[str] = sum((tally.failures for tally in tallies), Counter())
         return {
-            "rounds": num_rounds,
-            "time_s": self.records[-1].time_s if self.records else 0.0,
-            "accuracy": evaluated[-1].accuracy if evaluated else None,
-            "loss": evaluated[-1].loss if evaluated else None,
-            "best_accuracy": max((r.accuracy or 0.0 for r in evaluated), default=None),
-            "target_accuracy": target_accuracy or None,
+            "rounds": tallies.rounds,
+            "time_s": self._time_s,
+            "accuracy": evaluated.accuracy if evaluated else None,
+            "loss": evaluated.loss if evaluated else None,
+            "best_accuracy": self._best_accuracy,
+            "target_accuracy": self._target_accuracy or None,
             "target_round": target.round if target else None,
             "target_time_s": target.time_s if target else None,
-            "rounds_without_step": num_rounds - sum(r.stepped for r in self.records),
-            "failures": sum(failures.values()),
+            "rounds_without_step": tallies.rounds - tallies.steps,
+            "failures": reasons.total(),
             "failure_reasons": dict(reasons),
             "tau_max_s": tau_max_s,
-            "suggested_tau_max_s": _suggest_tau_max(every_rtt, reasons[TIMEOUT], tau_max_s),
+            "suggested_tau_max_s": self._suggest_tau_max(reasons[TIMEOUT], tau_max_s),
             "arms": [
                 {
                     "index": arm.index,
                     "name": arm.name,
                     "num_examples": arm.num_examples,
                     "floor": None if floors is None else floors[arm.index],
-                    "share": float(counts[arm.index]) / max(num_rounds, 1),
-                    "mean_rtt_s": float(np.mean(rtts[arm.index])) if rtts[arm.index] else None,
-                    "failures": failures[arm.index],
+                    "share": tallies[arm.index].selections / max(tallies.rounds, 1),
+                    "mean_rtt_s": tallies[arm.index].mean_rtt_s,
+                    "failures": tallies[arm.index].failures.total(),
                 }
                 for arm in arms
             ],
         }
 
+    def _count_last(self) -> None:
+        record, self._last = self._last, None
+        if record is None:
+            return
+        self._tallies.count(record)
+        self._time_s = record.time_s
+        for rtt_s, reason in zip(record.rtt_s, record.reason, strict=True):
+            if reason is None and rtt_s:
+                self._rtt_bins[math.ceil(math.log(rtt_s) / _BIN)] += 1
+        if record.accuracy is None:
+            return
+        self._evaluated = record
+        self._best_accuracy = max(self._best_accuracy or 0.0, record.accuracy)
+        if self._target is None and 0.0 < self._target_accuracy <= record.accuracy:
+            self._target = record
 
-def _suggest_tau_max(rtts: list[float], num_timeouts: int, tau_max_s: float) -> float | None:
-    """Suggest a deadline: half as much again as 99 of 100 answers take, or twice the present one.
+    def _suggest_tau_max(self, num_timeouts: int, tau_max_s: float) -> float | None:
+        """Suggest a deadline: half as much again as 99 of 100 answers take, or twice this one.
 
-    With more than 1 in 100 answers too late the deadline itself hides that quantile.
-    """
-    if not rtts:
-        return None
-    if num_timeouts > (1 - _SUGGESTED_QUANTILE) * (len(rtts) + num_timeouts):
-        return 2 * tau_max_s
-    return round(_SUGGESTED_FACTOR * float(np.quantile(rtts, _SUGGESTED_QUANTILE)), 3)
+        With more than 1 in 100 answers too late the deadline itself hides that quantile.
+        """
+        answers = self._rtt_bins.total()
+        if not answers:
+            return None
+        if num_timeouts > (1 - _SUGGESTED_QUANTILE) * (answers + num_timeouts):
+            return 2 * tau_max_s
+        bins = sorted(self._rtt_bins)
+        below = accumulate(self._rtt_bins[number] for number in bins)
+        quantile = next(
+            number
+            for number, count in zip(bins, below, strict=True)
+            if count >= _SUGGESTED_QUANTILE * answers
+        )
+        return round(_SUGGESTED_FACTOR * math.exp(quantile * _BIN), 3)

@@ -17,7 +17,7 @@ from strategies.flower import LOGGER, RoundHook, RoundRecord, ScheduledStrategy,
 from .checkpoint import Checkpoint, CheckpointFolder
 from .config import ServerConfig
 from .history import RunHistory
-from .run_directory import read_rounds
+from .run_directory import RunDirectory, read_rounds
 
 FOLDER: Final = "checkpoint"
 """Folder of the run directory."""
@@ -26,7 +26,7 @@ MAY_DIFFER: Final = frozenset(
         *("rounds", "target-accuracy", "wait-s", "min-clients"),
         *("checkpoint-every", "checkpoint-required"),
         *("run-dir", "data-dir", "address", "tls", "insecure", "metrics", "deny-list"),
-        "max-message-mb",
+        *("max-clients", "max-message-mb"),
     )
 )
 """Settings that a resumed run may have otherwise: what was learned does not depend on them."""
@@ -47,10 +47,13 @@ class StatefulGrid(Protocol):
 
 
 def checkpointer(
-    run_dir: Path, config: ServerConfig, strategy: ScheduledStrategy, grid: TimedExchange
+    directory: RunDirectory,
+    config: ServerConfig,
+    strategy: ScheduledStrategy,
+    grid: TimedExchange,
 ) -> RoundHook:
     """Return a round hook that saves everything every ``checkpoint-every`` rounds."""
-    folder = CheckpointFolder(run_dir / FOLDER)
+    folder = CheckpointFolder(directory.path / FOLDER)
     said: set[int | None] = set()  # faults since the last success
 
     def save(record: RoundRecord, arrays: ArrayRecord) -> None:
@@ -64,6 +67,7 @@ def checkpointer(
             "random": _random_state(),
         }
         try:
+            directory.sync()
             folder.save(record.round, state)
         except OSError as error:
             if config.checkpoint_required:
@@ -146,6 +150,7 @@ def require_same(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any
 def restore(
     saved: Checkpoint,
     run_dir: Path,
+    config: ServerConfig,
     strategy: ScheduledStrategy,
     grid: TimedExchange,
     *,
@@ -159,6 +164,8 @@ def restore(
         From :func:`load_checkpoint`.
     run_dir : Path
         Where its rounds are.
+    config : ServerConfig
+        Settings.
     strategy : ScheduledStrategy
         Built with the same settings, not yet started.
     grid : TimedExchange
@@ -182,7 +189,7 @@ def restore(
     records = read_rounds(run_dir, saved.round, names)
     _set_random_state(state["random"])
     arrays = ArrayRecord({key: Array(model[key]) for key in like})
-    return RunHistory(arrays, records)
+    return RunHistory(arrays, records, target_accuracy=config.target_accuracy)
 
 
 def _random_state() -> dict[str, Any]:

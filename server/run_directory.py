@@ -7,12 +7,14 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+import filelock
 import safetensors.numpy
 import tomli_w
 from flwr.app import Array, ArrayRecord
@@ -55,8 +57,26 @@ def refuse_existing(path: Path) -> None:
         raise ConfigError("run-dir", str(path), "a folder that does not exist yet")
 
 
-def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> list[RoundRecord]:
-    """Read the first rounds of a run directory.
+def lock_run(path: Path) -> filelock.BaseFileLock:
+    """Claim a run directory for this process, until the lock is released or the process ends.
+
+    Raises
+    ------
+    ConfigError
+        If another process writes it.
+    OSError
+        If it cannot be written.
+    """
+    lock = filelock.FileLock(path / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise ConfigError("run-dir", str(path), "a run that no other process writes") from None
+    return lock
+
+
+def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[RoundRecord]:
+    """Read the first rounds of a run directory, one at a time.
 
     Parameters
     ----------
@@ -73,15 +93,25 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> list[Round
         If it holds fewer.
     """
     file = path / _ROUNDS
-    lines = file.read_text(encoding="utf-8").splitlines()[:num_rounds] if file.exists() else []
-    if len(lines) < num_rounds:
+    found = 0
+    with suppress(FileNotFoundError), file.open("rb") as lines:
+        for line in islice(lines, num_rounds):
+            found += 1
+            try:
+                record = _parse_round(line, names)
+            except (ValueError, TypeError, LookupError):
+                allowed = f"a run whose {file.name} can be read: line {found} is damaged"
+                raise ConfigError("resume", str(path), allowed) from None
+            yield record
+    if found < num_rounds:
         raise ConfigError("resume", str(path), f"a run with {num_rounds} rounds in {file.name}")
-    records = []
-    for line in map(json.loads, lines):
-        values = {f.name: line[f.name] for f in fields(RoundRecord) if f.name in line}
-        values.setdefault("available", list(range(line["num_available"])))
-        records.append(RoundRecord(**values, names=[names[arm] for arm in line["selected"]]))
-    return records
+
+
+def _parse_round(line: bytes, names: Sequence[str]) -> RoundRecord:
+    found = json.loads(line)
+    values = {f.name: found[f.name] for f in fields(RoundRecord) if f.name in found}
+    values.setdefault("available", list(range(found["num_available"])))
+    return RoundRecord(**values, names=[names[arm] for arm in found["selected"]])
 
 
 def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
@@ -157,20 +187,18 @@ class RunDirectory:
             If it cannot be read or written.
         """
         directory = cls.__new__(cls)
-        file = path / _ROUNDS
-        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        kept = b"".join(lines[:num_rounds])
         directory._open(path)
-        if kept != b"".join(lines):
-            directory._rounds.close()
-            directory._write(_ROUNDS, kept)
-            directory._rounds = file.open("a", encoding="utf-8")
-        accuracies = (json.loads(line)["accuracy"] for line in kept.splitlines())
-        directory._best_accuracy = max((a for a in accuracies if a is not None), default=-1.0)
+        with (path / _ROUNDS).open("rb+") as lines:
+            for line in islice(lines, num_rounds):
+                accuracy = json.loads(line)["accuracy"]
+                if accuracy is not None:
+                    directory._best_accuracy = max(directory._best_accuracy, accuracy)
+            lines.truncate()
         return directory
 
     def _open(self, path: Path) -> None:
         self.path = path
+        self._lock = lock_run(path)
         self._rounds: IO[str] = (path / _ROUNDS).open("a", encoding="utf-8")
         self._log = logging.FileHandler(path / "log.txt", encoding="utf-8")
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -206,11 +234,9 @@ class RunDirectory:
             "wall": {"time_s": round(time.monotonic() - self._begin, 6)},
         }
         # One write call per line: whoever reads along sees whole lines only.
-        try:
+        with self._naming_rounds():
             self._rounds.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
             self._rounds.flush()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path / _ROUNDS)) from None
         if record.accuracy is not None and record.accuracy > self._best_accuracy:
             self._best_accuracy = record.accuracy
             self.write_model("best", arrays)
@@ -243,17 +269,31 @@ class RunDirectory:
         """Write ``summary.json``."""
         self._write("summary.json", json.dumps(dict(summary), indent=1) + "\n")
 
+    def sync(self) -> None:
+        """Bring the rounds to the disk: a checkpoint must not outlive them."""
+        with self._naming_rounds():
+            os.fsync(self._rounds.fileno())
+
     def count_rounds(self) -> int:
         """Return how many rounds ``rounds.jsonl`` holds."""
         with (self.path / _ROUNDS).open("rb") as lines:
             return sum(line.endswith(b"\n") for line in lines)  # the last one may be torn
 
     def close(self) -> None:
-        """Close the open files; what is written as a whole can still be written."""
+        """Close the open files, and let others have the folder."""
         LOGGER.removeHandler(self._log)
         for file in (self._rounds, self._log):
             with suppress(OSError):  # a full disk: whoever wrote has said so
                 file.close()
+        self._lock.release()
+
+    @contextmanager
+    def _naming_rounds(self) -> Iterator[None]:
+        """Give the system's errors the name of the file that they are about."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path / _ROUNDS)) from None
 
     def _write(self, name: str, data: str | bytes) -> None:
         """Replace a file as a whole: a reader sees the old or the new one."""

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord
 from rich.table import Table
 
 from client.wire import package_version
-from strategies.flower import RoundRecord, ScheduledStrategy, failure_kind
+from strategies.flower import RoundRecord, ScheduledStrategy
 
+from .history import Tallies
 from .stream_grid import StreamGrid
 
 _MAX_ROWS = 40
 """More arms are not listed for people; ``--json`` has them all."""
-
-
-@dataclass(slots=True)
-class _ArmTally:
-    """What became of one arm's rounds so far."""
-
-    selections: int = 0
-    completed: int = 0
-    rtt_sum_s: float = 0.0
-    last_rtt_s: float | None = None
-    failures: Counter[str] = field(default_factory=Counter)
 
 
 class RunStatus:
@@ -46,14 +34,12 @@ class RunStatus:
         self._begin_s = time.monotonic()
         self._lock = threading.Lock()  # guards what follows
         self._strategy: ScheduledStrategy | None = None
-        self._tallies: list[_ArmTally] = []
+        self._tallies = Tallies()  # since this server started, which may have resumed a run
         self._queues: list[float] | None = None
         self._floors: list[float] | None = None
         self._last: RoundRecord | None = None
         self._accuracy: float | None = None
         self._loss: float | None = None
-        self._rounds = 0  # since this server started, which may have resumed a run
-        self._steps = 0
 
     def watch(self, strategy: ScheduledStrategy) -> None:
         """Follow a strategy that is about to start."""
@@ -84,9 +70,10 @@ class RunStatus:
         with self._lock:
             last = self._last
             arms = [] if self._strategy is None else list(self._strategy.arms.arms)
+            rounds = self._tallies.rounds
             rows = []
             for arm in arms:
-                tally = self._tally(arm.index)
+                tally = self._tallies[arm.index]
                 rows.append(
                     {
                         "index": arm.index,
@@ -95,12 +82,10 @@ class RunStatus:
                         **_state(arm.node_id, nodes, busy, opted_out),
                         "selections": tally.selections,
                         "completed": tally.completed,
-                        "share": tally.selections / self._rounds if self._rounds else None,
+                        "share": tally.selections / rounds if rounds else None,
                         "floor": _at(self._floors, arm.index),
                         "queue": _at(self._queues, arm.index),
-                        "mean_rtt_s": (
-                            tally.rtt_sum_s / tally.completed if tally.completed else None
-                        ),
+                        "mean_rtt_s": tally.mean_rtt_s,
                         "last_rtt_s": tally.last_rtt_s,
                         "failures": dict(tally.failures),
                     }
@@ -116,7 +101,7 @@ class RunStatus:
                 "uptime_s": time.monotonic() - self._begin_s,
                 "round": last.round if last else 0,
                 "rounds": self._num_rounds,
-                "steps": self._steps,
+                "steps": self._tallies.steps,
                 "time_s": last.time_s if last else None,
                 "round_s": last.round_s if last else None,
                 "accuracy": self._accuracy,
@@ -135,7 +120,7 @@ class RunStatus:
     def failed(self) -> bool:
         """Whether rounds were run and none of them changed the model."""
         with self._lock:
-            return self._last is not None and not self._steps
+            return self._last is not None and not self._tallies.steps
 
     def _record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Count a round; a round hook, so what it reads of the strategy stands still."""
@@ -144,26 +129,9 @@ class RunStatus:
         with self._lock:
             self._last = record
             self._floors, self._queues = strategy.floors, strategy.queues
-            self._rounds += 1
-            self._steps += record.stepped
+            self._tallies.count(record)
             if record.accuracy is not None:
                 self._accuracy, self._loss = record.accuracy, record.loss
-            for arm, rtt_s, reason in zip(
-                record.selected, record.rtt_s, record.reason, strict=True
-            ):
-                tally = self._tally(arm)
-                tally.selections += 1
-                if reason is not None:
-                    tally.failures[failure_kind(reason)] += 1
-                elif rtt_s is not None:
-                    tally.completed += 1
-                    tally.rtt_sum_s += rtt_s
-                    tally.last_rtt_s = rtt_s
-
-    def _tally(self, arm: int) -> _ArmTally:
-        while arm >= len(self._tallies):
-            self._tallies.append(_ArmTally())
-        return self._tallies[arm]
 
 
 def status_table(status: Mapping[str, Any]) -> Table:

@@ -47,6 +47,8 @@ LOST: Final = "connection lost"
 UNREADABLE: Final = "unreadable reply"
 """Failure of a message whose answer is not Flower's."""
 
+DEFAULT_MAX_CLIENTS: Final = 10_000
+
 _DENIED = "it is on the server's deny list"
 _HELLO_TIMEOUT_S = 10.0
 _MAX_STRANGERS = 2048  # connections that have not said hello; a fleet may come at once
@@ -219,6 +221,9 @@ class StreamGrid(OwnGrid):
         Takes this grid, returns what the ``Status`` method answers, ready for JSON; called in a
         thread. With TLS only whoever has a server's certificate is answered: it tells of every
         client.
+    max_clients : int
+        Names that are let in; whoever comes later under another one is refused. Each stays an arm
+        for the rest of the run, and without TLS a name costs nothing.
     max_message_bytes : int
         Largest frame [bytes].
     keepalive_s : float
@@ -252,6 +257,7 @@ class StreamGrid(OwnGrid):
         credentials: grpc.ServerCredentials | None = None,
         is_denied: Callable[[str], bool] = lambda name: False,
         status: Callable[[StreamGrid], Mapping[str, Any]] = lambda grid: {},
+        max_clients: int = DEFAULT_MAX_CLIENTS,
         max_message_bytes: int = wire.DEFAULT_MAX_MESSAGE_BYTES,
         keepalive_s: float = wire.DEFAULT_KEEPALIVE_S,
         lost_after_s: float = 15.0,
@@ -263,6 +269,7 @@ class StreamGrid(OwnGrid):
         self._credentials = credentials
         self._is_denied = is_denied
         self._status = status
+        self._max_clients = max_clients
         self._max_message_bytes = max_message_bytes
         self._keepalive_s = keepalive_s
         self._lost_after_s = lost_after_s
@@ -270,6 +277,7 @@ class StreamGrid(OwnGrid):
 
         self._lock = threading.Lock()  # guards what follows
         self._connections: dict[int, _Connection] = {}
+        self._known: set[int] = set()  # whoever was ever connected
         self._lost: dict[int, asyncio.TimerHandle] = {}  # node -> when its work is given up
         self._open: dict[str, _Request] = {}  # message id -> request with a client
         self._mailbox: dict[str, _Request] = {}  # pushed messages, until their reply is pulled
@@ -771,7 +779,13 @@ class StreamGrid(OwnGrid):
             return wire.Refusal.NOT_YOUR_NAME, f"its certificate is for {listed}"
         if self._is_denied(hello.name):
             return wire.Refusal.DENIED, _DENIED
-        living = self._connections.get(node_id_of(hello.name))
+        node_id = node_id_of(hello.name)
+        if node_id not in self._known and len(self._known) >= self._max_clients:
+            return wire.Refusal.FULL, (
+                f"the server has met {self._max_clients} clients already, and takes no more of "
+                "other names (--max-clients)"
+            )
+        living = self._connections.get(node_id)
         if living is not None and hello.session != living.session and hello.name not in names:
             return wire.Refusal.NAME_IN_USE, (
                 "another client of this name is connected, and without a certificate of that "
@@ -799,6 +813,7 @@ class StreamGrid(OwnGrid):
         with self._lock:
             old = self._connections.get(node_id)
             self._connections[node_id] = connection
+            self._known.add(node_id)
             if (timer := self._lost.pop(node_id, None)) is not None:
                 timer.cancel()
             for message_id, request in list(self._open.items()):

@@ -5,6 +5,7 @@ Flower's flags moved between minor versions; what is here was read in flwr 1.42.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import ipaddress
@@ -52,6 +53,7 @@ _MARK: Final = "FLOWER_SCHEDULING_SUPERLINK"
 """Environment variable by which the SuperLink's descendants are known."""
 _SERVER_APP: Final = "flwr-serverapp"
 """Program in which the SuperLink's executor runs a ServerApp."""
+_PR_SET_PDEATHSIG: Final = 1  # of Linux
 _HEALTHY_S: Final = 90.0
 _PROBE_S: Final = 0.2
 _COMMAND_S: Final = 120.0
@@ -225,6 +227,7 @@ class SuperLink:
                 text=True,
                 errors="replace",
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
             try:
                 assert process.stdout is not None
@@ -320,6 +323,7 @@ class SuperLink:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
 
     def _environment(self) -> dict[str, str]:
@@ -572,6 +576,12 @@ def _require_host(tls: Path, host: str) -> None:
         raise ConfigError(
             "tls", str(tls), f"a server certificate that names {host} (flower-certs --host {host})"
         )
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when its parent was killed; called in a new child."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _marked(mark: str, program: str = "") -> list[int]:

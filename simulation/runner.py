@@ -129,7 +129,7 @@ class Simulation:
         summary = summaries[-1]
         if resume:  # with what was before
             names = [arm["name"] for arm in summary["arms"]]
-            records = read_rounds(Path(config.run_dir), summary["rounds"], names)
+            records = list(read_rounds(Path(config.run_dir), summary["rounds"], names))
         return SimulationResult(config, summary, records)
 
     def _refuse_infeasible_floors(self, num_examples: list[int]) -> None:

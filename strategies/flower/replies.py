@@ -171,17 +171,37 @@ class ReplyChecker:
             MetricRecord, or holds anything that is not a finite number of the right shape and a
             sensible size.
         """
-        if message.has_error():
-            raise InvalidReplyError(CLIENT_ERROR, error_text(message))
-        if not message.has_content():
-            raise InvalidReplyError(WRONG_RECORDS, "none")
+        _require_content(message)
         arrays_name, arrays = _only(message, ArrayRecord)
+        self._check_arrays(arrays, expected, model)
+        metrics_name, metrics, num_examples = self._read_metrics(message)
+        signature = (arrays_name, metrics_name, _metric_keys(metrics))
+        return Update(message, metrics, num_examples, signature)
+
+    def read_evaluation(self, message: Message) -> Signature:
+        """Check the reply to an evaluation: metrics, no arrays.
+
+        Returns
+        -------
+        Signature
+            Names that must agree between replies; that of the arrays is empty.
+
+        Raises
+        ------
+        InvalidReplyError
+            If it is an error, or its metrics are not those of :meth:`read`.
+        """
+        _require_content(message)
+        metrics_name, metrics, _ = self._read_metrics(message)
+        return ("", metrics_name, _metric_keys(metrics))
+
+    def _read_metrics(self, message: Message) -> tuple[str, MetricRecord, float]:
+        """Return name, metrics and aggregation weight."""
         metrics_name, metrics = _only(message, MetricRecord)
         if len(metrics) > _MAX_METRICS:
             raise InvalidReplyError(
                 WRONG_RECORDS, f"{len(metrics)} metrics, {_MAX_METRICS} at most"
             )
-        self._check_arrays(arrays, expected, model)
         for key, value in metrics.items():
             if not all(map(_is_finite, value if isinstance(value, list) else [value])):
                 raise InvalidReplyError(NOT_FINITE, f"metric {_shown(key)}")
@@ -197,17 +217,15 @@ class ReplyChecker:
                 f"metric {self._weighted_by_key!r} is {_shown(weight)}, "
                 f"at most {self._max_num_examples:g} is believed",
             )
-        keys = {f"{len(v) if isinstance(v, list) else ''}:{key}" for key, v in metrics.items()}
-        signature = (arrays_name, metrics_name, frozenset(keys))
-        return Update(message, metrics, float(weight), signature)
+        return metrics_name, metrics, float(weight)
 
-    def agree(self, updates: Iterable[Update]) -> Signature | None:
-        """Return the names that most updates of this round use.
+    def agree(self, signatures: Iterable[Signature]) -> Signature | None:
+        """Return the names that most replies of this round use.
 
         Flower's strategies stop the run when replies differ in them, so the minority is refused.
-        Ties are decided by earlier rounds, then by the order of the updates.
+        Ties are decided by earlier rounds, then by the order of the replies.
         """
-        votes = Counter(update.signature for update in updates)
+        votes = Counter(signatures)
         if not votes:
             return None
         best = max(votes, key=lambda signature: (votes[signature], self._seen[signature]))
@@ -267,6 +285,19 @@ class ReplyChecker:
                 TOO_LARGE,
                 f"the update's norm is {math.sqrt(square):.4g}, at most {self._max_update_norm:g}",
             )
+
+
+def _require_content(message: Message) -> None:
+    if message.has_error():
+        raise InvalidReplyError(CLIENT_ERROR, error_text(message))
+    if not message.has_content():
+        raise InvalidReplyError(WRONG_RECORDS, "none")
+
+
+def _metric_keys(metrics: MetricRecord) -> frozenset[str]:
+    """Return a signature's metric keys."""
+    lengths = {key: len(v) if isinstance(v, list) else "" for key, v in metrics.items()}
+    return frozenset(f"{length}:{key}" for key, length in lengths.items())
 
 
 def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any]) -> None:

@@ -51,6 +51,7 @@ from .replies import (
     ArraySpec,
     InvalidReplyError,
     ReplyChecker,
+    Signature,
     Update,
     client_timing,
     error_text,
@@ -224,7 +225,7 @@ class ScheduledStrategy(Strategy):
         self._run: _Run | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._floor_warning = ""
-        self._logged: set[tuple[int, str]] = set()
+        self._logged: set[tuple[str, int, str]] = set()
 
     @property
     def policy(self) -> SchedulingPolicy:
@@ -609,7 +610,7 @@ class ScheduledStrategy(Strategy):
                 continue
             reason[arm] = None
             timing[arm] = client_timing(exchange.reply)
-        signature = self._checker.agree(updates.values())
+        signature = self._checker.agree(update.signature for update in updates.values())
         for arm in list(updates):
             if updates[arm].signature != signature:
                 reason[arm] = f"{OTHER_NAMES}: record or metric names unlike the other clients'"
@@ -617,11 +618,7 @@ class ScheduledStrategy(Strategy):
         for arm, why in reason.items():
             if why is not None:
                 reason[arm] = why = why[:_MAX_REASON_LENGTH]
-            if why is not None and (kind := (arm, failure_kind(why))) not in self._logged:
-                self._logged.add(kind)
-                # A missed deadline is ordinary on a fading link.
-                level = logging.INFO if why == TIMEOUT else logging.WARNING
-                LOGGER.log(level, "no update from %s: %s", self.arms.arms[arm].name, why)
+                self._log_failure("no update", arm, why)
         self._learn_sizes(updates)
         return _Measured(
             selected=selected,
@@ -631,6 +628,15 @@ class ScheduledStrategy(Strategy):
             link_s=[timing[arm][1] for arm in selected],
             updates=list(updates.values()),
         )
+
+    def _log_failure(self, what: str, arm: int, why: str) -> None:
+        """Say why there is nothing from a client, once per kind and client."""
+        if (kind := (what, arm, failure_kind(why))) in self._logged:
+            return
+        self._logged.add(kind)
+        # A missed deadline is ordinary on a fading link.
+        level = logging.INFO if why == TIMEOUT else logging.WARNING
+        LOGGER.log(level, "%s from %s: %s", what, self.arms.arms[arm].name, why)
 
     def _learn_sizes(self, updates: Mapping[int, Update]) -> None:
         """Take a client's first ``num-examples`` as its size where it did not answer the query."""
@@ -695,7 +701,7 @@ class ScheduledStrategy(Strategy):
             self.configure_evaluate(server_round, run.result.arrays, run.evaluate_config, node_grid)
         )
         exchanges = run.timed.exchange(messages, self._client_eval_timeout_s)
-        replies = [e.reply for e in exchanges if e.reply is not None and e.reply.has_content()]
+        replies = self._usable_evaluations(exchanges)
         try:
             metrics = self.aggregate_evaluate(server_round, replies)
         except Exception as error:
@@ -703,6 +709,27 @@ class ScheduledStrategy(Strategy):
             return
         if metrics is not None:
             run.result.evaluate_metrics_clientapp[server_round] = metrics
+
+    def _usable_evaluations(self, exchanges: Iterable[Exchange]) -> list[Message]:
+        """Return the replies that may be averaged: of finite metrics, and under the same names."""
+        signatures: dict[int, Signature] = {}
+        replies: dict[int, Message] = {}
+        for exchange in exchanges:
+            arm = self.arms.arm_of(exchange.node_id).index
+            if exchange.reply is None:
+                self._log_failure("no evaluation", arm, exchange.failure or "")
+                continue
+            try:
+                signatures[arm] = self._checker.read_evaluation(exchange.reply)
+                replies[arm] = exchange.reply
+            except InvalidReplyError as error:
+                self._log_failure("no evaluation", arm, str(error))
+        agreed = self._checker.agree(signatures.values())
+        for arm, signature in signatures.items():
+            if signature != agreed:
+                self._log_failure("no evaluation", arm, f"{OTHER_NAMES}: unlike the other clients'")
+                del replies[arm]
+        return [replies[arm] for arm in sorted(replies)]
 
     def _evaluate(
         self,

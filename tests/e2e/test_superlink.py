@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -267,28 +267,54 @@ def test_runtime_that_is_stopped_writes_what_it_has_and_stops_all(tmp_path: Path
     log = tmp_path / "server.log"
     work = tmp_path / "empty"
     work.mkdir()
-    server = start_runtime(work, log, address=f"127.0.0.1:{port}", run_dir="run")
-    try:
-        deadline = time.monotonic() + 90
-        while "waiting for clients" not in log.read_text():
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+    with waiting_runtime(work, log, port) as server:
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == 1, log.read_text()
-    finally:
-        server.kill()
-        server.wait()
     assert log.read_text().strip().endswith("stopped")
     assert json.loads((work / "run" / "summary.json").read_text())["rounds"] == 0
     assert (work / "run" / "superlink" / "superlink.log").exists()
     assert_nothing_left(port, work)
 
 
+def test_runtime_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    port = free_port()
+    with waiting_runtime(tmp_path, tmp_path / "server.log", port):
+        pass  # it ends with SIGKILL
+    deadline = time.monotonic() + 60
+    while processes_of(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert_nothing_left(port, tmp_path)
+
+
+@contextmanager
+def waiting_runtime(folder: Path, log: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the runtime until its ServerApp waits for clients; kill it at the end of the block."""
+    server = start_runtime(folder, log, address=f"127.0.0.1:{port}", run_dir="run")
+    try:
+        deadline = time.monotonic() + 90
+        while "waiting for clients" not in log.read_text():
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield server
+    finally:
+        server.kill()
+        server.wait()
+
+
 def assert_nothing_left(port: int, folder: Path) -> None:
     """Assert that the port is free and that no process knows the folder."""
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+    assert processes_of(folder) == []
+
+
+def processes_of(folder: Path) -> list[Path]:
+    """Return the processes that know the folder."""
+    found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            assert str(folder).encode() not in (entry / "environ").read_bytes(), entry
+            if str(folder).encode() in (entry / "environ").read_bytes():
+                found.append(entry)
+    return found

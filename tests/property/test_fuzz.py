@@ -1,7 +1,8 @@
 """Whatever comes from outside is read or refused in one line: frames, replies, settings.
 
-The plain run makes more than ten thousand examples, the same ones each time. A soak makes a hundred
-times as many new ones: ``FUZZ=100 python -m pytest --timeout 0 tests/property/test_fuzz.py``.
+The plain run makes ten thousand examples of frames and replies and ten thousand of settings,
+the same ones each time. A soak makes a hundred times as many new ones:
+``FUZZ=100 python -m pytest --timeout 0 tests/property/test_fuzz.py``.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def check_reply(message: Message) -> None:
             assert_one_line(error)
             continue
         assert 0 < update.num_examples <= 1e9
-        assert checker.agree([update]) == update.signature
+        assert checker.agree([update.signature]) == update.signature
         json.dumps(checker.state())
 
 
@@ -336,7 +337,7 @@ def check_config(build: Callable[[], Settings]) -> None:
 
 
 @pytest.mark.parametrize("cls", CONFIGS)
-@fuzz(500)
+@fuzz(2000)
 @given(data=st.data())
 def test_any_mapping_is_a_configuration_or_refused(
     cls: type[Settings], data: st.DataObject
@@ -345,7 +346,7 @@ def test_any_mapping_is_a_configuration_or_refused(
     check_config(lambda: cls.from_mapping(values))
 
 
-@fuzz(600)
+@fuzz(2000)
 @given(st.data(), st.booleans())
 def test_any_texts_are_the_papers_settings_or_refused(data: st.DataObject, quick: bool) -> None:
     keys = st.sampled_from([*PaperConfig.settings(), "x\ny"])

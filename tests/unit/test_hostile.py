@@ -689,7 +689,7 @@ def test_metric_lists_of_other_lengths_are_other_names() -> None:
         checker.read(update(losses=1.0), SPECS),
         checker.read(update(**{"2:losses": 1.0}), SPECS),
     ]
-    signature = checker.agree([*odd, *honest])
+    signature = checker.agree(one.signature for one in (*odd, *honest))
     assert all(reply.signature == signature for reply in honest)
     assert not any(reply.signature == signature for reply in odd)
 
@@ -697,9 +697,9 @@ def test_metric_lists_of_other_lengths_are_other_names() -> None:
 def test_made_up_names_do_not_pile_up() -> None:
     checker = ReplyChecker("num-examples")
     for _ in range(3):
-        checker.agree([checker.read(update(), SPECS)])
+        checker.agree([checker.read(update(), SPECS).signature])
     for i in range(500):
-        checker.agree([checker.read(update(**{f"made-up-{i}": 1.0}), SPECS)])
+        checker.agree([checker.read(update(**{f"made-up-{i}": 1.0}), SPECS).signature])
     assert len(checker.state()) <= 100
     assert ["arrays", "metrics", [":num-examples"], 3] in checker.state()
 

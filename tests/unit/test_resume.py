@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import (
 from server.aggregation import AGGREGATIONS, build_aggregation
 from server.checkpoint import CheckpointFolder
 from server.cli import main as server_main
+from server.run_directory import lock_run
 from simulation.cli import main
 from simulation.config import SCENARIOS, SimulationConfig
 from simulation.runner import Simulation
@@ -221,6 +222,15 @@ def test_resuming_takes_the_runs_own_settings_and_no_others(
     refused("--resume nowhere", "the folder of a run (No such file or directory)")
     refused(f"--resume {run_dir} compare", "belongs behind compare")
     refused("--resume nowhere", "the folder of a run", server_main)
+    other = lock_run(run_dir)
+    refused(f"--resume {run_dir} --rounds 40", "a run that no other process writes")
+    other.release()
+    lines = (run_dir / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (run_dir / "rounds.jsonl").write_bytes(b"".join([*lines[:4], lines[4][:50]]))
+    refused(f"--resume {run_dir} --rounds 40", "line 5 is damaged")
+    (run_dir / "rounds.jsonl").write_bytes(b"".join(lines[:4]))
+    refused(f"--resume {run_dir} --rounds 40", "a run with 14 rounds in rounds.jsonl")
+    (run_dir / "rounds.jsonl").write_bytes(b"".join(lines))
     (run_dir / "config.toml").write_text("tau-max-s = [")
     refused(f"--resume {run_dir}", "the folder of a run")
     assert len(rows(run_dir)) == 20, "what is there stays as it was"

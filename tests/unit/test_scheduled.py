@@ -700,6 +700,38 @@ def test_server_and_client_evaluation_and_result() -> None:
     assert scheduled.policy.play_count.sum() == 7 * 2, "evaluation is not the policy's business"
 
 
+def test_evaluations_of_broken_and_hostile_clients_do_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def evaluating(**metrics: Any) -> Callable[[Message], Message]:
+        def client(message: Message) -> Message:
+            if message.metadata.message_type == MessageType.TRAIN:
+                return reply(message)
+            return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+        return client
+
+    good = evaluating(**{NUM_EXAMPLES: 1, "accuracy": 0.5})
+    bad = [
+        evaluating(**{NUM_EXAMPLES: 1e30, "accuracy": 1.0}),
+        evaluating(**{NUM_EXAMPLES: 1, "accuracy": math.nan}),
+        evaluating(**{NUM_EXAMPLES: -1, "accuracy": 1.0}),
+        evaluating(**{NUM_EXAMPLES: 1, "other": 1.0}),
+    ]
+    scheduled = ScheduledStrategy(
+        FedAvg(),
+        policy="random",
+        num_selected=6,
+        tau_max_s=TAU_MAX_S,
+        client_eval_every=1,
+        min_clients=6,
+    )
+    result = scheduled.start(ScriptedGrid([*bad, good, good]), initial(), num_rounds=3)
+    assert [m["accuracy"] for m in result.evaluate_metrics_clientapp.values()] == [0.5] * 3
+    said = [r.getMessage() for r in caplog.records if "no evaluation from" in r.getMessage()]
+    assert len(said) == len(bad), "each once, not every round"
+
+
 def test_waits_for_clients_within_the_bound() -> None:
     grid = ScriptedGrid([reply] * 3)
     grid.connected = set()

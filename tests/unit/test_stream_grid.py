@@ -556,6 +556,20 @@ def test_a_namesake_gets_in_when_the_other_is_gone(fleet: Fleet) -> None:
     until(lambda: (e := fleet.exchange("a")[0]).reply is not None and e.reply.has_error())
 
 
+def test_names_that_are_made_up_do_not_fill_the_server(fleet: Fleet) -> None:
+    fleet.restart(max_clients=2)
+    first = fleet.run("a")
+    fleet.run("b")
+    fleet.run("c", wait=False)
+    error = fleet.error_of("c")
+    assert isinstance(error, ConnectionRefused)
+    assert error.code == wire.Refusal.FULL
+    assert "has met 2 clients already" in str(error)
+    first.stop()
+    until(lambda: len(list(fleet.grid.get_node_ids())) == 1)
+    fleet.run("a")  # who is known has a place for ever
+
+
 def test_another_protocol_is_refused_on_both_ends(
     fleet: Fleet, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
