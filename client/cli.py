@@ -157,7 +157,9 @@ def cli(
 
     signal.signal(signal.SIGUSR1, toggle)
     client.set_available(context.obj())  # it may have come meanwhile
-    signal.signal(signal.SIGTERM, lambda signum, frame: client.stop())
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup's
+            signal.signal(each, lambda signum, frame: client.stop())
     client.run()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -14,7 +14,6 @@ from flwr.serverapp import Grid, ServerApp
 from strategies import POLICIES
 from strategies.flower import (
     LOGGER,
-    Exchange,
     RoundHook,
     ScheduledStrategy,
     TimedExchange,
@@ -24,7 +23,7 @@ from strategies.flower import (
 from .aggregation import build_aggregation
 from .config import ServerConfig
 from .history import RunHistory
-from .resume import checkpointer, load_checkpoint, restore
+from .resume import Checkpointer, load_checkpoint, restore
 from .round_log import RoundLog
 from .run_directory import RunDirectory, load_model, lock_run, refuse_existing
 
@@ -142,20 +141,20 @@ def create_app(
         run_dir = Path(config.run_dir) if config.run_dir else None
         saved = load_checkpoint(run_dir, config) if resume and run_dir is not None else None
         history = RunHistory(arrays, target_accuracy=config.target_accuracy)
-        if saved is not None and run_dir is not None:
+        done = saved.round if saved is not None else 0
+        if saved is not None and done and run_dir is not None:
             history = restore(saved, run_dir, config, strategy, timed, like=arrays)
         strategy.add_hook(history.record)
         evaluate = evaluator(config)
-        directory = None
+        directory, checkpointer = None, None
         if run_dir is not None:
+            noted = settings or config.to_mapping()
+            required = config.checkpoint_required
             if resume:
-                directory = RunDirectory.reopen(run_dir, saved.round if saved else 0)
+                directory = RunDirectory.reopen(run_dir, noted, done, disk_required=required)
+                LOGGER.info("goes on after round %d", done)
             else:
-                directory = RunDirectory(run_dir, settings or config.to_mapping())
-            if resume and saved is None:
-                LOGGER.warning("no checkpoint in %s: the run begins anew", run_dir)
-            elif saved is not None:
-                LOGGER.info("goes on after round %d", saved.round)
+                directory = RunDirectory(run_dir, noted, disk_required=required)
             # On a SuperLink the ServerApp runs where the SuperLink was started.
             LOGGER.info("results go to %s", run_dir.resolve())
             strategy.add_hook(directory.write_round)
@@ -164,28 +163,34 @@ def create_app(
             )
             if config.checkpoint_every:
                 strategy.require_savable()
-                strategy.add_hook(checkpointer(directory, config, strategy, timed))
+                checkpointer = Checkpointer(directory, config, strategy, timed)
+                checkpointer.begin(done)
+                strategy.add_hook(checkpointer)
         for hook in hooks:
             strategy.add_hook(hook)
         on_strategy(strategy)
 
-        def finish() -> None:
+        def finish(*, orderly: bool) -> None:
             try:
                 _write_end(history, strategy, config, directory, on_summary)
+                if orderly and checkpointer is not None and directory is not None:
+                    checkpointer.finish(directory.count_rounds(), history.arrays)
             finally:
                 if directory is not None:
                     directory.close()
 
+        # A run that was killed when it had reached its end has but to write its results.
+        num_rounds = done if history.target_reached else config.rounds
         try:
-            strategy.start(timed, history.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
+            strategy.start(timed, history.arrays, num_rounds=num_rounds, evaluate_fn=evaluate)
         except OSError:  # the disk is full, say: a second fault must not hide the first
             with suppress(OSError):
-                finish()
+                finish(orderly=False)
             raise
-        except BaseException:
-            finish()
+        except BaseException as error:
+            finish(orderly=isinstance(error, KeyboardInterrupt))
             raise
-        finish()
+        finish(orderly=True)
 
     return server_app
 
@@ -225,31 +230,47 @@ class _StockGrid(TimedGrid):
     def __init__(self, grid: Grid, tau_max_s: float) -> None:
         super().__init__(grid)
         self._tau_max_s = tau_max_s
+        self._asked_s: dict[str, float] = {}  # message id -> when; of the first newcomers
+        self._times_s: list[float] = []
         self._reported = False
 
-    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
-        """Send and time the messages; report on the first queries."""
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages; note when the first queries went out."""
         messages = list(messages)
-        exchanges = super().exchange(messages, timeout_s)
-        queries = all(m.metadata.message_type == MessageType.QUERY for m in messages)
-        times = sorted(e.rtt_s for e in exchanges if e.rtt_s is not None)
-        if times and queries and not self._reported:
+        message_ids = list(super().push_messages(messages))
+        if not self._reported and all(
+            m.metadata.message_type == MessageType.QUERY for m in messages
+        ):
+            self._asked_s |= dict.fromkeys(filter(None, message_ids), self.now())
+        return message_ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies; report how long the first queries took, once all have been answered."""
+        replies = list(super().pull_messages(message_ids))
+        for reply in replies:
+            asked_s = self._asked_s.pop(reply.metadata.reply_to_message_id, None)
+            if asked_s is not None:
+                self._times_s.append(self.now() - asked_s)
+        if self._times_s and not self._asked_s and not self._reported:
             self._reported = True
-            floor = median(times)
-            LOGGER.info(
-                "a client that does nothing takes %.1f s (median of %d, %.1f to %.1f s)",
-                floor,
-                len(times),
-                times[0],
-                times[-1],
+            self._report(sorted(self._times_s))
+        return replies
+
+    def _report(self, times_s: Sequence[float]) -> None:
+        floor_s = median(times_s)
+        LOGGER.info(
+            "a client that does nothing takes %.1f s (median of %d, %.1f to %.1f s)",
+            floor_s,
+            len(times_s),
+            times_s[0],
+            times_s[-1],
+        )
+        if self._tau_max_s < 2 * floor_s:
+            LOGGER.warning(
+                "tau-max-s = %g is below twice that floor: measured times tell clients apart "
+                "badly, and many will count as failed",
+                self._tau_max_s,
             )
-            if self._tau_max_s < 2 * floor:
-                LOGGER.warning(
-                    "tau-max-s = %g is below twice that floor: measured times tell clients apart "
-                    "badly, and many will count as failed",
-                    self._tau_max_s,
-                )
-        return exchanges
 
 
 def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord]:

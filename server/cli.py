@@ -51,7 +51,7 @@ def cli(context: click.Context, /, resume: Path | None, **flags: Any) -> None:
     if resume is None:
         config = FleetConfig.from_mapping(given)
     else:
-        config = FleetConfig.from_mapping(resumed_settings(resume, given))
+        config = FleetConfig.from_mapping(resumed_settings(resume, given, FleetConfig))
         if config.app or config.runtime != "stream":
             raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
     if config.app and (useless := given.keys() - _WITH_APP):
@@ -72,8 +72,7 @@ def cli(context: click.Context, /, resume: Path | None, **flags: Any) -> None:
         else:
             run_fleet(config, resume=resume is not None)
     except KeyboardInterrupt:
-        told = ", the clients were told" if config.runtime == "stream" else ""
-        console.print(f"stopped: the round was abandoned{told}", highlight=False)
+        console.print("stopped", highlight=False)
     finally:
         LOGGER.removeHandler(handler)
     if config.run_dir and (summary := Path(config.run_dir) / "summary.json").exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,13 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 
 import click
+from flwr.app import ArrayRecord
 from rich.console import Console
 from rich.logging import RichHandler
 
 from client.errors import ClientConfigError, MnistUnavailableError
 from strategies import SchedulingError
-from strategies.flower import LOGGER
+from strategies.flower import LOGGER, RoundHook, RoundRecord
 
 from .config import runnable_policies
 from .settings import Settings
@@ -26,6 +28,7 @@ EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+_SAME_STOP_S: Final = 1.0
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -104,16 +107,38 @@ def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt, and let a second one kill.
+def stoppable(*, between_rounds: bool = False) -> Iterator[RoundHook]:
+    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt, and let a later one kill.
 
     A signal that is ignored stays so: a shell's background jobs ignore SIGINT, nohup's SIGHUP.
+    Signals of the same second are one: who ends a session, or a whole group, sends several.
+
+    Parameters
+    ----------
+    between_rounds : bool
+        Whether the round that is under way ends first, so that nothing of the next has happened.
+
+    Yields
+    ------
+    RoundHook
+        To be called after each round, last of all hooks, for `between_rounds`.
     """
+    asked_s: float | None = None
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        for each in saved:
-            signal.signal(each, signal.SIG_DFL)
-        raise KeyboardInterrupt
+        nonlocal asked_s
+        if asked_s is None:
+            asked_s = time.monotonic()
+            if not between_rounds:
+                raise KeyboardInterrupt
+        elif time.monotonic() - asked_s > _SAME_STOP_S:
+            for each in saved:
+                signal.signal(each, signal.SIG_DFL)
+            signal.raise_signal(signum)
+
+    def check(record: RoundRecord, arrays: ArrayRecord) -> None:
+        if asked_s is not None:
+            raise KeyboardInterrupt
 
     saved = {
         each: signal.getsignal(each)
@@ -123,7 +148,7 @@ def stoppable() -> Iterator[None]:
     for each in saved:
         signal.signal(each, stop)
     try:
-        yield
+        yield check
     finally:
         for each, handler in saved.items():
             if signal.getsignal(each) is stop:

@@ -123,6 +123,12 @@ class RunHistory:
         if self._last is not None and self._tallies.rounds >= num_rounds:
             self._last = None
 
+    @property
+    def target_reached(self) -> bool:
+        """Whether the target accuracy has been reached."""
+        self._count_last()
+        return self._target is not None
+
     def summary(
         self, arms: Sequence[Arm], floors: Sequence[float] | None, *, tau_max_s: float
     ) -> dict[str, Any]:

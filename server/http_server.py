@@ -32,6 +32,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             log_config=None,
+            log_level="critical",  # whoever sends garbage must not fill the log
             access_log=False,
             lifespan="off",
             ws="none",

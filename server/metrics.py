@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, make_asgi_app
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from .http_server import HttpServer
 
@@ -106,5 +109,9 @@ def metrics_server(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> H
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(snapshot))
-    app = Starlette(routes=[Mount("/metrics", make_asgi_app(registry))])
-    return HttpServer("metrics", address, app)
+
+    def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), media_type=content_type)
+
+    return HttpServer("metrics", address, Starlette(routes=[Route("/metrics", metrics)]))

@@ -12,12 +12,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from strategies import ConfigError
-from strategies.flower import LOGGER, RoundHook, RoundRecord, ScheduledStrategy, TimedExchange
+from strategies.flower import RoundRecord, ScheduledStrategy, TimedExchange
 
 from .checkpoint import Checkpoint, CheckpointFolder
 from .config import ServerConfig
 from .history import RunHistory
-from .run_directory import RunDirectory, read_rounds
+from .run_directory import RunDirectory, count_rounds, read_rounds
+from .settings import Settings
 
 FOLDER: Final = "checkpoint"
 """Folder of the run directory."""
@@ -46,65 +47,101 @@ class StatefulGrid(Protocol):
         """Go on where :meth:`state_dict` left off."""
 
 
-def checkpointer(
-    directory: RunDirectory,
-    config: ServerConfig,
-    strategy: ScheduledStrategy,
-    grid: TimedExchange,
-) -> RoundHook:
-    """Return a round hook that saves everything every ``checkpoint-every`` rounds."""
-    folder = CheckpointFolder(directory.path / FOLDER)
-    said: set[int | None] = set()  # faults since the last success
+class Checkpointer:
+    """Save everything every ``checkpoint-every`` rounds; a round hook.
 
-    def save(record: RoundRecord, arrays: ArrayRecord) -> None:
-        if record.round % config.checkpoint_every and record.round != config.rounds:
-            return
+    Parameters
+    ----------
+    directory : RunDirectory
+        Where to; the folder is :data:`FOLDER` in it.
+    config : ServerConfig
+        Settings.
+    strategy : ScheduledStrategy
+        What to save.
+    grid : TimedExchange
+        The grid that it runs on.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: ServerConfig,
+        strategy: ScheduledStrategy,
+        grid: TimedExchange,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._strategy = strategy
+        self._grid = grid
+        self._folder = CheckpointFolder(directory.path / FOLDER)
+        self._saved = 0
+
+    def begin(self, num_rounds: int) -> None:
+        """Take note of the rounds that are done; of a new run save that there are none.
+
+        Who finds no checkpoint then knows that there was one.
+        """
+        self._saved = num_rounds
+        if not num_rounds:
+            with self._directory.tolerating("checkpoint"):
+                self._folder.save(0, {"settings": self._config.to_mapping()})
+
+    def __call__(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Save the state after a round, if it is due."""
+        config = self._config
+        if record.round % config.checkpoint_every == 0 or record.round == config.rounds:
+            self._save(record.round, arrays)
+
+    def finish(self, num_rounds: int, arrays: ArrayRecord) -> None:
+        """Save the state after the last round of a run that ends or was stopped.
+
+        Not if it was stopped within the next round, of which something was learned already: the
+        checkpoint before stands.
+        """
+        if self._saved < num_rounds == self._strategy.policy.last_round:
+            self._save(num_rounds, arrays)
+
+    def _save(self, server_round: int, arrays: ArrayRecord) -> None:
+        grid = self._grid
         state = {
-            "settings": config.to_mapping(),
+            "settings": self._config.to_mapping(),
             "model": {key: array.numpy() for key, array in arrays.items()},
-            "strategy": strategy.state_dict(),
+            "strategy": self._strategy.state_dict(),
             "grid": grid.state_dict() if isinstance(grid, StatefulGrid) else None,
             "random": _random_state(),
         }
-        try:
-            directory.sync()
-            folder.save(record.round, state)
-        except OSError as error:
-            if config.checkpoint_required:
-                raise
-            if error.errno not in said:
-                said.add(error.errno)
-                LOGGER.warning(
-                    "no checkpoint after round %d: %s: %s; the run goes on",
-                    record.round,
-                    error.filename,
-                    error.strerror,
-                )
-        else:
-            said.clear()
-
-    return save
+        with self._directory.tolerating("checkpoint"):
+            self._directory.sync()
+            self._folder.save(server_round, state)
+            self._saved = server_round
 
 
 def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:
-    """Return the newest good checkpoint of a run; ``None`` if it has none, and so begins anew.
+    """Return the newest good checkpoint of a run; ``None`` if the run did not get as far as one.
 
     Raises
     ------
     ConfigError
-        If it was made with other settings, which are named, or the run has ended.
+        If it was made with other settings, which are named, or has more rounds than are wanted,
+        or if there are rounds but no checkpoint that can be read: they would be overwritten.
     """
     found = CheckpointFolder(run_dir / FOLDER).load()
     if found is None:
+        if rounds := count_rounds(run_dir):
+            allowed = f"a run with a good checkpoint: this one has {rounds} rounds and none"
+            raise ConfigError("resume", str(run_dir), allowed)
         return None
     before, now = found.state["settings"], config.to_mapping()
     require_same(run_dir, before, now)
-    if found.round >= config.rounds:
-        raise ConfigError("rounds", config.rounds, f"above {found.round}: the run has ended")
+    if found.round > config.rounds:
+        allowed = f"at least {found.round}, the rounds that were run"
+        raise ConfigError("rounds", config.rounds, allowed)
     return found
 
 
-def resumed_settings(run_dir: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def resumed_settings(
+    run_dir: Path, given: Mapping[str, Any], kind: type[Settings]
+) -> dict[str, Any]:
     """Return the settings of a run that is to go on: its own, and those given that may differ.
 
     Parameters
@@ -113,11 +150,13 @@ def resumed_settings(run_dir: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         Its folder.
     given : mapping
         Settings from the command line.
+    kind : type of Settings
+        What the command takes.
 
     Raises
     ------
     ConfigError
-        If there is no run, or a setting differs that must not.
+        If there is no run, or one of another command, or a setting differs that must not.
     """
     file = run_dir / "config.toml"
     try:
@@ -125,6 +164,11 @@ def resumed_settings(run_dir: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError("resume", str(run_dir), f"the folder of a run ({reason})") from None
+    if before.keys() - kind.settings().keys() and kind.settings().keys() - before.keys():
+        other = "python -m simulation" if "scenario" in before else "flower-server"
+        raise ConfigError("resume", str(run_dir), f"a run of this command, not of {other}")
+    if "run-dir" in given and Path(given["run-dir"]) != run_dir:
+        raise ConfigError("run-dir", given["run-dir"], "left out: --resume names the folder")
     require_same(run_dir, {key: before[key] for key in given if key in before}, given)
     return {**before, **given, "run-dir": str(run_dir)}
 

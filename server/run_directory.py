@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import Any, Final, Self
 
 import filelock
 import safetensors.numpy
@@ -90,7 +91,7 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[R
     Raises
     ------
     ConfigError
-        If it holds fewer.
+        If it holds fewer, or others.
     """
     file = path / _ROUNDS
     found = 0
@@ -98,7 +99,7 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[R
         for line in islice(lines, num_rounds):
             found += 1
             try:
-                record = _parse_round(line, names)
+                record = _parse_round(line, found, names)
             except (ValueError, TypeError, LookupError):
                 allowed = f"a run whose {file.name} can be read: line {found} is damaged"
                 raise ConfigError("resume", str(path), allowed) from None
@@ -107,8 +108,19 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[R
         raise ConfigError("resume", str(path), f"a run with {num_rounds} rounds in {file.name}")
 
 
-def _parse_round(line: bytes, names: Sequence[str]) -> RoundRecord:
+def count_rounds(path: Path) -> int:
+    """Return how many rounds a run directory holds."""
+    try:
+        with (path / _ROUNDS).open("rb") as lines:
+            return sum(line.endswith(b"\n") for line in lines)  # the last one may be torn
+    except FileNotFoundError:
+        return 0
+
+
+def _parse_round(line: bytes, number: int, names: Sequence[str]) -> RoundRecord:
     found = json.loads(line)
+    if found["round"] != number or not isinstance(found["accuracy"], int | float | None):
+        raise ValueError("another round, or no accuracy")
     values = {f.name: found[f.name] for f in fields(RoundRecord) if f.name in found}
     values.setdefault("available", list(range(found["num_available"])))
     return RoundRecord(**values, names=[names[arm] for arm in found["selected"]])
@@ -152,6 +164,9 @@ class RunDirectory:
         Folder to create; it must not exist.
     config : mapping
         Resolved settings, written to ``config.toml``.
+    disk_required : bool
+        Whether a round that cannot be written ends the run. Otherwise it is kept in memory, and
+        written when there is room again.
 
     Raises
     ------
@@ -159,7 +174,9 @@ class RunDirectory:
         If the folder exists or cannot be created; nothing is left behind.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], *, disk_required: bool = True
+    ) -> None:
         refuse_existing(path)
         try:
             path.mkdir(parents=True)
@@ -167,40 +184,59 @@ class RunDirectory:
             raise ConfigError(
                 "run-dir", str(path), f"a folder that can be created ({error.strerror})"
             ) from None
-        self._open(path)
-        self._write("config.toml", tomli_w.dumps(dict(config)))
+        self._open(path, config, disk_required=disk_required)
 
     @classmethod
-    def reopen(cls, path: Path, num_rounds: int) -> Self:
+    def reopen(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        num_rounds: int,
+        *,
+        disk_required: bool = True,
+    ) -> Self:
         """Go on with the directory of a run that was interrupted.
 
         Parameters
         ----------
         path : Path
             The folder.
+        config : mapping
+            Resolved settings, some of which may be new.
         num_rounds : int
             Rounds to keep: those after the checkpoint are cut from ``rounds.jsonl``.
+        disk_required : bool
+            As above.
 
         Raises
         ------
+        ConfigError
+            If another process writes it.
         OSError
             If it cannot be read or written.
         """
         directory = cls.__new__(cls)
-        directory._open(path)
+        directory._open(path, config, disk_required=disk_required)
         with (path / _ROUNDS).open("rb+") as lines:
             for line in islice(lines, num_rounds):
                 accuracy = json.loads(line)["accuracy"]
                 if accuracy is not None:
                     directory._best_accuracy = max(directory._best_accuracy, accuracy)
             lines.truncate()
+        if not (path / "model-best.safetensors").exists():
+            directory._best_accuracy = -1.0
         return directory
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, config: Mapping[str, Any], *, disk_required: bool) -> None:
         self.path = path
+        self._disk_required = disk_required
         self._lock = lock_run(path)
-        self._rounds: IO[str] = (path / _ROUNDS).open("a", encoding="utf-8")
-        self._log = logging.FileHandler(path / "log.txt", encoding="utf-8")
+        self._write("config.toml", tomli_w.dumps(dict(config)))
+        # Unbuffered: what could not be written must not turn up later, half of it or twice.
+        self._rounds = (path / _ROUNDS).open("ab", buffering=0)
+        self._unwritten: list[bytes] = []
+        self._troubles: set[str] = set()
+        self._log = _QuietFileHandler(path / "log.txt", encoding="utf-8")
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         LOGGER.addHandler(self._log)
         self._begin = time.monotonic()
@@ -233,13 +269,14 @@ class RunDirectory:
             "loss": record.loss,
             "wall": {"time_s": round(time.monotonic() - self._begin, 6)},
         }
-        # One write call per line: whoever reads along sees whole lines only.
-        with self._naming_rounds():
-            self._rounds.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
-            self._rounds.flush()
-        if record.accuracy is not None and record.accuracy > self._best_accuracy:
-            self._best_accuracy = record.accuracy
-            self.write_model("best", arrays)
+        text = json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
+        self._unwritten.append(text.encode())
+        with self.tolerating("record of the rounds"):
+            self._write_rounds()
+        with self.tolerating("copy of the best model"):
+            if record.accuracy is not None and record.accuracy > self._best_accuracy:
+                self.write_model("best", arrays)
+                self._best_accuracy = record.accuracy
 
     def note_arms(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
         """Write ``arms.json``, if it has changed: index, name, examples and floor of each arm.
@@ -256,8 +293,9 @@ class RunDirectory:
             for arm in arms
         ]
         if rows != self._arms:
-            self._write("arms.json", json.dumps(rows, indent=1) + "\n")
-            self._arms = rows
+            with self.tolerating("list of the arms"):
+                self._write("arms.json", json.dumps(rows, indent=1) + "\n")
+                self._arms = rows
 
     def write_model(self, which: str, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors`` (``which="last"``) or ``model-best.safetensors``."""
@@ -266,18 +304,42 @@ class RunDirectory:
         self._write(name, data)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``."""
+        """Write ``summary.json``, and the rounds for which there was no room so far."""
+        self._write_rounds()
         self._write("summary.json", json.dumps(dict(summary), indent=1) + "\n")
 
     def sync(self) -> None:
-        """Bring the rounds to the disk: a checkpoint must not outlive them."""
+        """Bring the rounds to the disk: a checkpoint must not outlive them.
+
+        Raises
+        ------
+        OSError
+            If that cannot be done, or somebody has removed the file.
+        """
+        self._write_rounds()
         with self._naming_rounds():
             os.fsync(self._rounds.fileno())
+            if not os.path.samestat(os.fstat(self._rounds.fileno()), os.stat(self.path / _ROUNDS)):
+                raise OSError(errno.ESTALE, "it is no longer the file that this run writes")
+
+    @contextmanager
+    def tolerating(self, what: str) -> Iterator[None]:
+        """Let faults of the disk pass, if that is wanted; they are told once, until it works."""
+        try:
+            yield
+        except OSError as error:
+            if self._disk_required:
+                raise
+            if what not in self._troubles:
+                text = "no %s: %s: %s; the run goes on"
+                LOGGER.warning(text, what, error.filename, error.strerror)
+            self._troubles.add(what)
+        else:
+            self._troubles.discard(what)
 
     def count_rounds(self) -> int:
-        """Return how many rounds ``rounds.jsonl`` holds."""
-        with (self.path / _ROUNDS).open("rb") as lines:
-            return sum(line.endswith(b"\n") for line in lines)  # the last one may be torn
+        """Return how many rounds ``rounds.jsonl`` holds, or will when there is room."""
+        return count_rounds(self.path) + len(self._unwritten)
 
     def close(self) -> None:
         """Close the open files, and let others have the folder."""
@@ -286,6 +348,20 @@ class RunDirectory:
             with suppress(OSError):  # a full disk: whoever wrote has said so
                 file.close()
         self._lock.release()
+
+    def _write_rounds(self) -> None:
+        """Append the lines that wait, all of them or none."""
+        data, written = b"".join(self._unwritten), 0
+        end = os.fstat(self._rounds.fileno()).st_size
+        with self._naming_rounds():
+            try:
+                while written < len(data):
+                    written += self._rounds.write(data[written:])
+            except OSError:
+                with suppress(OSError):
+                    self._rounds.truncate(end)
+                raise
+        self._unwritten.clear()
 
     @contextmanager
     def _naming_rounds(self) -> Iterator[None]:
@@ -299,5 +375,17 @@ class RunDirectory:
         """Replace a file as a whole: a reader sees the old or the new one."""
         target = self.path / name
         temporary = target.with_name(f".{name}.tmp")
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-        os.replace(temporary, target)
+        try:
+            temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+            os.replace(temporary, target)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(target)) from None
+
+
+class _QuietFileHandler(logging.FileHandler):
+    """Leave out what cannot be written: the rounds have the same disk, and say so."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord
+from rich.markup import escape
 from rich.table import Table
 
 from client.wire import package_version
@@ -151,7 +152,7 @@ def status_table(status: Mapping[str, Any]) -> Table:
     for arm in rows[:_MAX_ROWS]:
         state = "away" if not arm["connected"] else "opted out" if arm["opted_out"] else ""
         table.add_row(
-            arm["name"],
+            escape(arm["name"]),  # clients choose their names
             state or ("busy" if arm["busy"] else "free"),
             str(arm.get("selections", "")),
             *(_number(arm.get(key)) for key in ("share", "floor", "queue")),

@@ -40,7 +40,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from client import wire
 from client.arrays import read_message
 from strategies import ConfigError
-from strategies.flower import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, OwnGrid
+from strategies.flower import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, LimitedLog, OwnGrid
 
 LOST: Final = "connection lost"
 """Failure of a message whose client went away with it."""
@@ -59,7 +59,6 @@ _NEWS_S = 0.5  # between who comes or goes and the line in the log
 _NEWS_A_MINUTE = 20  # after that they are put off
 _NAMES_TOLD = 5
 _MINUTE_S = 60.0
-_WARNINGS_A_MINUTE = 20  # of one kind, each about somebody else
 _UNKNOWN_WORK_S = 600.0  # how long a client is busy with what this server knows nothing of
 _MAX_UNKNOWN_WORK = 16  # of its ids
 _AVAILABILITY_S = 1.0  # between two changes of a client's mind: each one wakes the scheduler
@@ -150,46 +149,6 @@ class _Request:
     @property
     def settled(self) -> bool:
         return self.reply is not None or self.failure is not None
-
-
-class _Warnings:
-    """Log what clients do wrong, but not as often as they do it.
-
-    In a minute there is one line about each kind of thing and client, and there are twenty of a
-    kind, as clients may make up names. Those that were not logged are counted, and told after it.
-
-    Parameters
-    ----------
-    clock : callable
-        Returns monotonic time [s].
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._said: dict[str, set[str]] = {}  # kind -> of whom
-        self._withheld: Counter[str] = Counter()
-        self._since_s: dict[str, float] = {}
-
-    def say(self, kind: str, who: str, text: str) -> None:
-        """Log one line, or count it."""
-        self.tell_withheld()
-        said = self._said.setdefault(kind, set())
-        self._since_s.setdefault(kind, self._clock())
-        if who in said or len(said) >= _WARNINGS_A_MINUTE:
-            self._withheld[kind] += 1
-            return
-        said.add(who)
-        LOGGER.warning("%s", text)
-
-    def tell_withheld(self, *, all_of_them: bool = False) -> None:
-        """Log how many were not, of the kinds whose minute is over."""
-        now_s = self._clock()
-        for kind, since_s in list(self._since_s.items()):
-            if not all_of_them and now_s - since_s < _MINUTE_S:
-                continue
-            del self._said[kind], self._since_s[kind]
-            if withheld := self._withheld.pop(kind, 0):
-                LOGGER.warning("%s: %d more in a minute were not logged", kind, withheld)
 
 
 class StreamGrid(OwnGrid):
@@ -300,7 +259,7 @@ class StreamGrid(OwnGrid):
         ] = {}  # host -> awaited hellos
         self._news: dict[str, Counter[str]] = {}  # what was not told yet, and of whom
         self._told_s: deque[float] = deque(maxlen=_NEWS_A_MINUTE)
-        self._warnings = _Warnings(clock)
+        self._warnings = LimitedLog(clock)
 
     # -- life -----------------------------------------------------------------------------------
 

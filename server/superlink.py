@@ -60,6 +60,15 @@ _COMMAND_S: Final = 120.0
 _STOP_S: Final = 20.0
 _KILL_S: Final = 8.0
 
+_UNSUPPORTED: Final = {
+    "app": "use `flwr run` in its folder",
+    "metrics": "see its own log",
+    "deny-list": "SuperNodes have no names before they are asked",
+    "max-clients": "it takes all SuperNodes",
+    "max-message-mb": "it has its own limit",
+}
+"""Settings of our streams, and why they are of no use here."""
+
 Values = Mapping[str, int | float | bool | str]
 
 
@@ -500,20 +509,10 @@ def _metadata() -> tuple[str, list[str]]:
 def _refuse_unsupported(config: FleetConfig) -> None:
     if not config.run_dir:
         raise ConfigError("run-dir", "", "a folder: the SuperLink keeps its state there")
-    if config.app:
-        raise ConfigError(
-            "app", config.app, "left out on the SuperLink runtime: use `flwr run` in its folder"
-        )
-    if config.metrics:
-        raise ConfigError(
-            "metrics", config.metrics, "left out on the SuperLink runtime: see its own log"
-        )
-    if config.deny_list:
-        raise ConfigError(
-            "deny-list",
-            config.deny_list,
-            "left out on the SuperLink runtime: SuperNodes have no names before they are asked",
-        )
+    for key, instead in _UNSUPPORTED.items():
+        field = FleetConfig.settings()[key]
+        if (value := getattr(config, field.name)) != field.default:
+            raise ConfigError(key, value, f"left out on the SuperLink runtime: {instead}")
 
 
 def _keep(state: Path, run_dir: Path) -> None:

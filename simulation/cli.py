@@ -67,7 +67,8 @@ def cli(context: click.Context, /, as_json: bool, resume: Path | None, **flags: 
             raise click.UsageError(f"--{misplaced[0]} belongs behind {context.invoked_subcommand}")
         return
     if resume is not None:
-        config = SimulationConfig.from_mapping(resumed_settings(resume, given_settings(flags)))
+        settings = resumed_settings(resume, given_settings(flags), SimulationConfig)
+        config = SimulationConfig.from_mapping(settings)
         _run([config], resume, as_json, resume=True)
         return
     config = _resolve(flags)
@@ -121,8 +122,8 @@ def _run(
     results = []
     for simulation in simulations:
         progress = RunProgress(errors, simulation.config.strategy, simulation.config.rounds)
-        with stoppable(), progress:
-            results.append(simulation.run([progress.update], resume=resume))
+        with stoppable(between_rounds=True) as stop, progress:
+            results.append(simulation.run([progress.update, stop], resume=resume))
 
     from .figures import draw_figures
     from .tables import print_tables

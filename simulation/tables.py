@@ -25,9 +25,9 @@ def print_tables(
     console.print(_headline(results), highlight=False)
     folders = {Path(result.config.run_dir) for result in results}
     where = next(iter(folders)) if len(folders) == 1 else next(iter(folders)).parent
-    console.print(f"results  {where}", highlight=False, soft_wrap=True)
+    console.print(f"results  {where}", highlight=False, markup=False, soft_wrap=True)
     for figure in figures:
-        console.print(f"figure   {figure}", highlight=False, soft_wrap=True)
+        console.print(f"figure   {figure}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _runs(results: Sequence[SimulationResult]) -> Table:

@@ -98,7 +98,7 @@ def paper(
     ]
     if names:
         for path in paths:
-            console.print(f"written  {path}", highlight=False, soft_wrap=True)
+            console.print(f"written  {path}", highlight=False, markup=False, soft_wrap=True)
         return
     claims = judge(results)
     command = shlex.join(
@@ -112,7 +112,7 @@ def paper(
     write_report(out / "report.html", found, figures, out / "figures")
     console.print(_claims_table(claims, quick=quick))
     for what in ("report.html", "results.json", "figures", "data"):
-        console.print(f"written  {out / what}", highlight=False, soft_wrap=True)
+        console.print(f"written  {out / what}", highlight=False, markup=False, soft_wrap=True)
 
 
 @click.command("paper-page")

@@ -2,6 +2,7 @@
 
 from .arm_table import Arm, ArmTable
 from .grid_wrapper import OwnGrid
+from .limited_log import LimitedLog
 from .record import RoundHook, RoundRecord, failure_kind
 from .scheduled import ScheduledStrategy
 from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
@@ -13,6 +14,7 @@ __all__ = [
     "Arm",
     "ArmTable",
     "Exchange",
+    "LimitedLog",
     "OwnGrid",
     "RoundHook",
     "RoundRecord",

@@ -32,7 +32,7 @@ class Arm:
     label_counts : list of int or None
         Examples per label, where the client tells.
     queried : bool
-        Whether it was asked for its name and size.
+        Whether it has answered the question for its name and size.
     named : bool
         Whether the grid knows its name, which the client then cannot choose.
     """
@@ -51,15 +51,16 @@ class ArmTable:
     """Map nodes to arms. Arms are never removed: a device that returns is the same arm.
 
     An arm is a *member*, and so accrues the rounds it is owed, while its node is connected and not
-    on leave. It is *available* while it is connected, not busy and not opted out.
+    on leave. It is *available* while it is connected, not busy and not opted out. It is neither
+    before it has answered the query that every newcomer is asked.
     """
 
     def __init__(self) -> None:
         self.arms: list[Arm] = []
         self._by_key: dict[str, Arm] = {}
         self._by_node: dict[int, Arm] = {}
-        self._members: list[int] = []
-        self._available: list[int] = []
+        self._staying: list[int] = []  # connected and not on leave
+        self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self.arms)
@@ -72,9 +73,9 @@ class ArmTable:
         busy = grid.busy()
         by_node = self._by_node
         free = connected - busy - grid.opted_out()
-        self._available = sorted({by_node[node].index for node in free})
+        self._free = sorted({by_node[node].index for node in free})
         members = connected - grid.on_leave()
-        self._members = sorted({by_node[node].index for node in members})
+        self._staying = sorted({by_node[node].index for node in members})
 
     def state(self) -> list[dict[str, Any]]:
         """Return the arms, ready for JSON."""
@@ -85,7 +86,7 @@ class ArmTable:
         self.arms = [Arm(**arm) for arm in state]
         self._by_key = {arm.key: arm for arm in self.arms}
         self._by_node = {arm.node_id: arm for arm in self.arms}
-        self._members, self._available = [], []
+        self._staying, self._free = [], []
 
     def arm_of(self, node_id: int) -> Arm:
         """Return the arm behind a node id."""
@@ -98,21 +99,24 @@ class ArmTable:
     @property
     def available(self) -> BoolArray:
         """Who can be selected now, (num_arms,) bool."""
-        return self._mask(self._available)
+        return self._mask(self._queried(self._free))
 
     @property
     def member(self) -> BoolArray:
         """Who belongs to the fleet at present, (num_arms,) bool."""
-        return self._mask(self._members)
+        return self._mask(self._queried(self._staying))
 
     @property
     def num_available(self) -> int:
         """How many arms can be selected now."""
-        return len(self._available)
+        return len(self._queried(self._free))
 
     def unqueried(self) -> list[Arm]:
-        """Return the available arms that were not yet asked for name and size."""
-        return [self.arms[i] for i in self._available if not self.arms[i].queried]
+        """Return the free arms that have not yet told their name and size."""
+        return [self.arms[i] for i in self._free if not self.arms[i].queried]
+
+    def _queried(self, arms: list[int]) -> list[int]:
+        return [i for i in arms if self.arms[i].queried]
 
     def _mask(self, arms: list[int]) -> BoolArray:
         mask = np.zeros(len(self.arms), dtype=np.bool_)

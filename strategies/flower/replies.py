@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -48,7 +47,6 @@ DEFAULT_MAX_NUM_EXAMPLES = 1e9
 LARGEST_VALUE = 1e15
 """Largest value of a model: its square, summed over 10^8 of them, is still a float32."""
 _MAX_METRICS = 1000
-_MAX_SIGNATURES = 100
 _SHOWN_KEYS = 10
 _MAX_TEXT = 200
 _MAX_SCANNED = 10_000
@@ -144,7 +142,6 @@ class ReplyChecker:
         self._fixed_shapes = fixed_shapes
         self._max_num_examples = max_num_examples
         self._max_update_norm = max_update_norm
-        self._seen: Counter[Signature] = Counter()
 
     def read(
         self,
@@ -218,34 +215,6 @@ class ReplyChecker:
                 f"at most {self._max_num_examples:g} is believed",
             )
         return metrics_name, metrics, float(weight)
-
-    def agree(self, signatures: Iterable[Signature]) -> Signature | None:
-        """Return the names that most replies of this round use.
-
-        Flower's strategies stop the run when replies differ in them, so the minority is refused.
-        Ties are decided by earlier rounds, then by the order of the replies.
-        """
-        votes = Counter(signatures)
-        if not votes:
-            return None
-        best = max(votes, key=lambda signature: (votes[signature], self._seen[signature]))
-        self._seen[best] += votes[best]
-        if len(self._seen) > _MAX_SIGNATURES:  # somebody makes them up
-            self._seen = Counter(dict(self._seen.most_common(_MAX_SIGNATURES // 2)))
-        return best
-
-    def state(self) -> list[list[Any]]:
-        """Return what :meth:`agree` has learned, ready for JSON."""
-        return [
-            [arrays, metrics, sorted(keys), count]
-            for (arrays, metrics, keys), count in self._seen.items()
-        ]
-
-    def load_state(self, state: Iterable[Sequence[Any]]) -> None:
-        """Go on where :meth:`state` left off."""
-        self._seen = Counter(
-            {(arrays, metrics, frozenset(keys)): count for arrays, metrics, keys, count in state}
-        )
 
     def _check_arrays(
         self,

@@ -14,20 +14,14 @@ from flwr.app import (
     ArrayRecord,
     ConfigRecord,
     Message,
-    MessageType,
     MetricRecord,
-    RecordDict,
 )
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from client.arrays import decode_array
 from client.protocol import (
-    CLIENT_INFO,
-    LABEL_COUNTS,
     LOCAL_ACCURACY,
-    NAME,
-    NUM_EXAMPLES,
     REPORT,
 )
 
@@ -42,11 +36,12 @@ from ..base import (
 )
 from ..fairness import FloorRule, check_feasibility, parse_floors
 from ..registry import POLICIES, build_policy
-from .arm_table import Arm, ArmTable
+from .arm_table import ArmTable
 from .grid_wrapper import SelectedNodesGrid
+from .name_vote import NameVote
+from .newcomers import Newcomers
 from .record import RoundHook, RoundRecord, failure_kind
 from .replies import (
-    DEFAULT_MAX_NUM_EXAMPLES,
     OTHER_NAMES,
     ArraySpec,
     InvalidReplyError,
@@ -54,20 +49,18 @@ from .replies import (
     Signature,
     Update,
     client_timing,
-    error_text,
 )
 from .strategy_state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, TIMEOUT, Exchange, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
 
 _WAIT_STEP_S = 1.0
+_ANSWER_STEP_S = 0.05
 _SAY_AGAIN_S = 10.0
 _MIN_TTL_S = 60.0
 _SAY_WITHOUT_STEP = 10
 _LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
 """A floor is below 1; a rule may ask for more when a client holds most of the data."""
-_MAX_NAME_LENGTH = 64
-_MAX_LABELS = 10_000
 _MAX_REASON_LENGTH = 300
 """What a client says of itself goes to log and record, but not at any length."""
 _REPORTS = {"local_accuracy": LOCAL_ACCURACY}
@@ -178,7 +171,7 @@ class ScheduledStrategy(Strategy):
         seed: int = 0,
         min_clients: int | None = None,
         wait_s: float = 60.0,
-        query_timeout_s: float = 30.0,
+        query_timeout_s: float = 60.0,
         min_replies: int = 1,
         eval_every: int = 1,
         client_eval_every: int = 0,
@@ -203,6 +196,7 @@ class ScheduledStrategy(Strategy):
         )
         if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
             raise ConfigError("strategy", "a ScheduledStrategy", "wrapped once, from the outermost")
+        self._names, self._evaluation_names = NameVote(), NameVote()
         self._checker = ReplyChecker(
             self._wrapped.weighted_by_key,
             fixed_shapes=self._wrapped.fixed_shapes,
@@ -210,7 +204,6 @@ class ScheduledStrategy(Strategy):
         )
         self._min_clients = num_selected if min_clients is None else min_clients
         self._wait_s = wait_s
-        self._query_timeout_s = query_timeout_s
         self._eval_every = _at_least("eval_every", eval_every, 1)
         self._client_eval_every = _at_least("client_eval_every", client_eval_every, 0)
         self._client_eval_timeout_s = client_eval_timeout_s or tau_max_s
@@ -220,6 +213,8 @@ class ScheduledStrategy(Strategy):
         self._reports = {need: _REPORTS[need] for need in needs}
 
         self.arms = ArmTable()
+        self._newcomers = Newcomers(query_timeout_s)
+        self._floors_due = True
         self._policy: SchedulingPolicy | None = None
         self._open_round: int | None = None
         self._run: _Run | None = None
@@ -265,13 +260,14 @@ class ScheduledStrategy(Strategy):
             raise SchedulingError("there is nothing to save before start()")
         now_s = self._run.timed.now()
         return {
-            "round": self._open_round,
+            "round": self.policy.last_round,
             "now_s": now_s,
             "begin_s": self._run.begin_s,
             "rounds_without_step": self._run.rounds_without_step,
             "policy": self.policy.state_dict(),
             "arms": self.arms.state(),
-            "replies": self._checker.state(),
+            "names": self._names.state(),
+            "evaluation_names": self._evaluation_names.state(),
             "wrapped": strategy_state(self._wrapped.outer),
         }
 
@@ -292,7 +288,8 @@ class ScheduledStrategy(Strategy):
         policy = self._build_policy(len(self.arms))
         policy.load_state_dict(state["policy"])
         load_strategy_state(self._wrapped.outer, state["wrapped"])
-        self._checker.load_state(state["replies"])
+        self._names.load_state(state["names"])
+        self._evaluation_names.load_state(state["evaluation_names"])
         self._policy = policy
         self._resumed = state
 
@@ -405,7 +402,8 @@ class ScheduledStrategy(Strategy):
         else:
             first_round = self._resumed["round"] + 1
             run.rounds_without_step = self._resumed["rounds_without_step"]
-        self._wait_for(timed, self._min_clients, f"round {first_round}")
+        if first_round <= num_rounds:
+            self._wait_for(timed, self._min_clients, f"round {first_round}")
         for server_round in range(first_round, num_rounds + 1):
             self._open_round = server_round
             record = self._run_round(run, server_round)
@@ -426,7 +424,7 @@ class ScheduledStrategy(Strategy):
     def _wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
         """Wait until enough clients are available, within the bound."""
         begin_s = grid.now()
-        self.arms.sync(grid)
+        self._sync(grid)
         said: tuple[int, float] | None = None
         while (available := self.arms.num_available) < num_clients:
             waited_s = grid.now() - begin_s
@@ -442,58 +440,28 @@ class ScheduledStrategy(Strategy):
                     waited_s,
                     self._wait_s,
                 )
-            grid.wait(min(_WAIT_STEP_S, self._wait_s - waited_s))
-            self.arms.sync(grid)
+            step_s = _ANSWER_STEP_S if len(self._newcomers) else _WAIT_STEP_S
+            grid.wait(min(step_s, self._wait_s - waited_s))
+            self._sync(grid)
+
+    def _sync(self, grid: TimedExchange) -> None:
+        """Find out who is there, and ask newcomers who they are."""
+        self.arms.sync(grid)
+        self._newcomers.ask(grid, self.arms.unqueried())
+        self._floors_due |= self._newcomers.collect(grid)
 
     def _gather(self, grid: TimedExchange, server_round: int) -> None:
-        """Find out who is available, meet newcomers, bring policy and floors up to date."""
+        """Find out who is available, bring policy and floors up to date."""
         self._wait_for(grid, self._wrapped.quorum, f"round {server_round}")
-        newcomers = self.arms.unqueried()
-        if newcomers:
-            self._query(grid, newcomers)
         num_arms = len(self.arms)
         if self._policy is None:
             self._policy = self._build_policy(num_arms)
         elif num_arms > self._policy.num_arms:
             self._policy.add_arms(num_arms - self._policy.num_arms)
-        if newcomers:
+            self._floors_due = True
+        if self._floors_due:
+            self._floors_due = False
             self._set_floors()
-
-    def _query(self, grid: TimedExchange, arms: Sequence[Arm]) -> None:
-        """Ask newcomers for name and size; who cannot answer keeps its defaults."""
-        messages = [
-            Message(
-                content=RecordDict(),
-                dst_node_id=arm.node_id,
-                message_type=MessageType.QUERY,
-                ttl=max(_MIN_TTL_S, 4 * self._query_timeout_s),
-            )
-            for arm in arms
-        ]
-        for exchange in grid.exchange(messages, self._query_timeout_s):
-            arm = self.arms.arm_of(exchange.node_id)
-            arm.queried = True
-            reply = exchange.reply
-            info = reply.content.get(CLIENT_INFO) if reply and reply.has_content() else None
-            why = f" ({error_text(reply)})" if reply is not None and reply.has_error() else ""
-            if not isinstance(info, ConfigRecord):
-                LOGGER.info("%s does not tell its size%s: counted as average", arm.name, why)
-                continue
-            name = info.get(NAME)
-            # A name that the grid knows is proven; the client's own word must not replace it.
-            if not arm.named and isinstance(name, str) and name.isprintable() and name.strip():
-                arm.name = name.strip()[:_MAX_NAME_LENGTH]
-            size = info.get(NUM_EXAMPLES)
-            if type(size) is int and 0 < size <= DEFAULT_MAX_NUM_EXAMPLES:
-                arm.num_examples = size
-            counts = info.get(LABEL_COUNTS)
-            if (
-                isinstance(counts, list)
-                and len(counts) <= _MAX_LABELS
-                and all(type(n) is int and n >= 0 for n in counts)
-            ):
-                arm.label_counts = [int(n) for n in counts]
-        self.arms.sync(grid)  # who did not answer is busy now
 
     def _build_policy(self, num_arms: int) -> SchedulingPolicy:
         return build_policy(
@@ -610,11 +578,10 @@ class ScheduledStrategy(Strategy):
                 continue
             reason[arm] = None
             timing[arm] = client_timing(exchange.reply)
-        signature = self._checker.agree(update.signature for update in updates.values())
-        for arm in list(updates):
-            if updates[arm].signature != signature:
-                reason[arm] = f"{OTHER_NAMES}: record or metric names unlike the other clients'"
-                del updates[arm]
+        agreed = self._names.agree({arm: update.signature for arm, update in updates.items()})
+        for arm in sorted(updates.keys() - agreed):
+            reason[arm] = f"{OTHER_NAMES}: record or metric names unlike the other clients'"
+            del updates[arm]
         for arm, why in reason.items():
             if why is not None:
                 reason[arm] = why = why[:_MAX_REASON_LENGTH]
@@ -724,12 +691,10 @@ class ScheduledStrategy(Strategy):
                 replies[arm] = exchange.reply
             except InvalidReplyError as error:
                 self._log_failure("no evaluation", arm, str(error))
-        agreed = self._checker.agree(signatures.values())
-        for arm, signature in signatures.items():
-            if signature != agreed:
-                self._log_failure("no evaluation", arm, f"{OTHER_NAMES}: unlike the other clients'")
-                del replies[arm]
-        return [replies[arm] for arm in sorted(replies)]
+        agreed = self._evaluation_names.agree(signatures)
+        for arm in sorted(signatures.keys() - agreed):
+            self._log_failure("no evaluation", arm, f"{OTHER_NAMES}: unlike the other clients'")
+        return [replies[arm] for arm in sorted(agreed)]
 
     def _evaluate(
         self,

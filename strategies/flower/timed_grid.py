@@ -67,6 +67,12 @@ class TimedExchange(Protocol):
         Returns as soon as the last reply is in, or at the deadline [s from now].
         """
 
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages and return their ids at once, as in Flower's ``Grid``."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there, errors included, as in Flower's ``Grid``."""
+
     def busy(self) -> set[int]:
         """Return the nodes that still work on an earlier message."""
 

@@ -95,7 +95,7 @@ def test_killed_client_fails_its_round_and_a_late_joiner_is_a_new_arm(fleet: Fle
     server = fleet.processes["server"]
     server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=10) == 0
-    assert "the clients were told" in fleet.log("server")
+    assert "stopped" in fleet.log("server")
     assert (fleet.folder / "run" / "model.safetensors").exists()
     summary = json.loads((fleet.folder / "run" / "summary.json").read_text())
     assert summary["rounds"] == len(fleet.rounds())

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from server.command_line import stoppable
 from server.run_directory import default_run_dir
 from simulation.cli import main
 
@@ -186,6 +191,34 @@ def test_compare_uses_the_same_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(both) > 20
     assert all(draws[0][key] == draws[1][key] for key in both)
     assert (tmp_path / "cmp" / "figures" / "accuracy.png").exists()
+
+
+def test_signals_of_one_second_are_one_wish() -> None:
+    with pytest.raises(KeyboardInterrupt), stoppable():
+        signal.raise_signal(signal.SIGTERM)
+    with stoppable(between_rounds=True) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            stop(None, None)  # type: ignore[arg-type]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_later_signal_ends_the_process() -> None:
+    program = (
+        "import signal, time\n"
+        "from server.command_line import stoppable\n"
+        "with stoppable(between_rounds=True):\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    time.sleep(1.2)\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    print('still here')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stdout == b""
 
 
 def test_diverged_run_ends_with_files_that_agree(

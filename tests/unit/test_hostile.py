@@ -27,14 +27,16 @@ from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.serverapp.strategy import FedAvg
 
 import server.stream_grid
 from client import wire
 from client.arrays import decode_array, read_message
 from client.stream import StreamClient
-from server.stream_grid import UNREADABLE, StreamGrid, _Warnings, node_id_of
+from server.stream_grid import UNREADABLE, StreamGrid, node_id_of
 from strategies import ConfigError
-from strategies.flower import LOGGER, Exchange
+from strategies.flower import LOGGER, Exchange, LimitedLog, RoundRecord, ScheduledStrategy
+from strategies.flower.name_vote import NameVote
 from strategies.flower.replies import (
     BAD_WEIGHT,
     NOT_FINITE,
@@ -48,6 +50,7 @@ from strategies.flower.replies import (
 )
 
 PATIENCE_S = 10.0
+LONG_S = 60.0
 PIECE = wire.PIECE_BYTES
 
 
@@ -126,6 +129,7 @@ def make_app() -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Any) -> Message:
+        message.content["metrics"] = MetricRecord({"num-examples": 1})
         return Message(message.content, reply_to=message)
 
     return app
@@ -430,16 +434,38 @@ def test_client_that_takes_nothing_is_closed(
     assert town.works()
 
 
+def test_clients_that_only_connect_hold_nobody_up(town: Town) -> None:
+    for number in range(20):
+        town.client(f"made-up-{number}")
+    records: list[RoundRecord] = []
+
+    def note(record: RoundRecord, arrays: ArrayRecord) -> None:
+        records.append(record)
+        town.client(f"another-{record.round}")
+
+    scheduled = ScheduledStrategy(
+        FedAvg(), "random", num_selected=3, tau_max_s=LONG_S, min_clients=1, hooks=[note]
+    )
+    model = ArrayRecord({"w": Array(np.zeros(4, dtype=np.float32))})
+    begin_s = time.monotonic()
+    scheduled.start(town.grid, model, num_rounds=20)
+    assert time.monotonic() - begin_s < PATIENCE_S
+    assert {name for record in records for name in record.names} == {"honest"}
+    assert all(record.stepped for record in records)
+    members = np.flatnonzero(scheduled.arms.member)
+    assert [scheduled.arms.arms[arm].name for arm in members] == ["honest"], "nothing is owed"
+
+
 # --- the log --------------------------------------------------------------------------------------
 
 
 def test_same_warning_comes_once_a_minute_with_a_count(said: list[str]) -> None:
     now = [0.0]
-    warnings = _Warnings(lambda: now[0])
+    warnings = LimitedLog(lambda: now[0])
     for i in range(100):
         warnings.say("refused", "a", f"refused a, {i}")
         warnings.say("refused", f"made-up-{i}", f"refused {i}")
-    assert len(said) == server.stream_grid._WARNINGS_A_MINUTE
+    assert len(said) == 20
     assert said[:2] == ["refused a, 0", "refused 0"]
     now[0] = 60.0
     warnings.tell_withheld()
@@ -689,19 +715,23 @@ def test_metric_lists_of_other_lengths_are_other_names() -> None:
         checker.read(update(losses=1.0), SPECS),
         checker.read(update(**{"2:losses": 1.0}), SPECS),
     ]
-    signature = checker.agree(one.signature for one in (*odd, *honest))
-    assert all(reply.signature == signature for reply in honest)
-    assert not any(reply.signature == signature for reply in odd)
+    signatures = {arm: update.signature for arm, update in enumerate([*odd, *honest])}
+    assert NameVote().agree(signatures) == {3, 4, 5}
 
 
-def test_made_up_names_do_not_pile_up() -> None:
-    checker = ReplyChecker("num-examples")
-    for _ in range(3):
-        checker.agree([checker.read(update(), SPECS).signature])
-    for i in range(500):
-        checker.agree([checker.read(update(**{f"made-up-{i}": 1.0}), SPECS).signature])
-    assert len(checker.state()) <= 100
-    assert ["arrays", "metrics", [":num-examples"], 3] in checker.state()
+def test_one_client_cannot_make_its_names_those_of_all() -> None:
+    plain = ("arrays", "metrics", frozenset({":num-examples"}))
+    odd = ("arrays", "metrics", frozenset({":num-examples", ":zzz"}))
+    vote = NameVote()
+    for _ in range(1000):
+        assert vote.agree({0: odd}) == {0}, "alone it is right"
+    assert vote.agree({0: odd, 1: plain}) == {0}, "one against one: the first"
+    assert vote.agree({0: odd, 2: plain}) == {2}, "two against one, though one of them is away"
+    assert vote.agree({0: odd, 1: plain}) == {1}
+    again = NameVote()
+    again.load_state(json.loads(json.dumps(vote.state())))
+    assert again.agree({0: odd, 1: plain}) == {1}
+    assert vote.agree({}) == set()
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from flwr.serverapp.strategy import (
 from server.aggregation import AGGREGATIONS, build_aggregation
 from server.checkpoint import CheckpointFolder
 from server.cli import main as server_main
-from server.run_directory import lock_run
+from server.run_directory import RunDirectory, lock_run
 from simulation.cli import main
 from simulation.config import SCENARIOS, SimulationConfig
 from simulation.runner import Simulation
@@ -161,6 +164,24 @@ def config(run_dir: Path, **changes: Any) -> SimulationConfig:
     return SimulationConfig.from_mapping({**values, **changes})
 
 
+def record(number: int) -> RoundRecord:
+    return RoundRecord(
+        round=number,
+        time_s=float(number),
+        round_s=1.0,
+        num_arms=1,
+        available=[0],
+        selected=[0],
+        names=["a"],
+        rtt_s=[1.0],
+        completed=[True],
+        reason=[None],
+        compute_s=[None],
+        link_s=[None],
+        stepped=True,
+    )
+
+
 def run_until(settings: SimulationConfig, last: int, *, resume: bool = False) -> None:
     def stop(record: RoundRecord, arrays: ArrayRecord) -> None:
         if record.round == last:
@@ -218,7 +239,7 @@ def test_resuming_takes_the_runs_own_settings_and_no_others(
         assert message in line
 
     refused(f"--resume {run_dir} --beta 0.5 --num-clients 9", "beta = 0.001, not 0.5; num-clients")
-    refused(f"--resume {run_dir} --rounds 14", "above 14")
+    refused(f"--resume {run_dir} --rounds 13", "at least 14, the rounds that were run")
     refused("--resume nowhere", "the folder of a run (No such file or directory)")
     refused(f"--resume {run_dir} compare", "belongs behind compare")
     refused("--resume nowhere", "the folder of a run", server_main)
@@ -234,6 +255,124 @@ def test_resuming_takes_the_runs_own_settings_and_no_others(
     (run_dir / "config.toml").write_text("tau-max-s = [")
     refused(f"--resume {run_dir}", "the folder of a run")
     assert len(rows(run_dir)) == 20, "what is there stays as it was"
+
+
+@pytest.mark.usefixtures("mnist")
+def test_an_orderly_stop_costs_no_round(tmp_path: Path) -> None:
+    def stop(record: RoundRecord, arrays: ArrayRecord) -> None:
+        if record.round in (19, 20, 33):
+            raise KeyboardInterrupt
+
+    undisturbed, stopped = tmp_path / "undisturbed", tmp_path / "stopped"
+    Simulation(config(undisturbed)).run()
+    for times, last in enumerate((19, 20, 33)):
+        with pytest.raises(KeyboardInterrupt):
+            Simulation(config(stopped)).run([stop], resume=times > 0)
+        saved = CheckpointFolder(stopped / "checkpoint").load()
+        assert saved is not None
+        assert saved.round == last
+    Simulation(config(stopped)).run(resume=True)
+    assert rows(stopped) == rows(undisturbed)
+    for name in ("model.safetensors", "summary.json", "arms.json"):
+        assert (stopped / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+@pytest.mark.usefixtures("mnist")
+def test_a_run_that_was_killed_before_its_results_gets_them(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    Simulation(config(run_dir)).run()
+    results = {
+        name: (run_dir / name).read_bytes() for name in ("model.safetensors", "summary.json")
+    }
+    for name in results:
+        (run_dir / name).unlink()
+    Simulation(config(run_dir)).run(resume=True)
+    assert {name: (run_dir / name).read_bytes() for name in results} == results
+    assert len(rows(run_dir)) == 60
+
+    reached = tmp_path / "reached"
+    settings = config(reached, **{"target-accuracy": 0.2})
+    rounds = Simulation(settings).run().summary["rounds"]
+    assert rounds < 60
+    assert Simulation(settings).run(resume=True).summary["rounds"] == rounds, "it has its target"
+
+
+@pytest.mark.usefixtures("mnist")
+def test_rounds_without_a_checkpoint_are_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    run_until(config(run_dir), 20)
+    for file in (run_dir / "checkpoint").iterdir():
+        file.write_bytes(b"damaged")
+    before = (run_dir / "rounds.jsonl").read_bytes()
+    for how in ("damaged", "gone", "a file"):
+        capsys.readouterr()
+        assert main(["--resume", str(run_dir)]) == 2
+        assert "this one has 20 rounds and none" in capsys.readouterr().err, how
+        if how == "damaged":
+            shutil.rmtree(run_dir / "checkpoint")
+        elif how == "gone":
+            (run_dir / "checkpoint").write_text("in the way")
+    assert (run_dir / "rounds.jsonl").read_bytes() == before
+
+    early = tmp_path / "early"
+    run_until(config(early), 5)  # before the first checkpoint, as its settings allow
+    assert Simulation(config(early)).run(resume=True).summary["rounds"] == 60
+
+
+@pytest.mark.usefixtures("mnist")
+def test_what_was_changed_on_resuming_stays_changed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_until(config(run_dir), 20)
+    assert main(["--resume", str(run_dir), "--rounds", "25"]) == 0
+    assert tomllib.loads((run_dir / "config.toml").read_text())["rounds"] == 25
+    assert main(["--resume", str(run_dir)]) == 0
+    assert len(rows(run_dir)) == 25
+
+
+def test_rounds_wait_in_memory_for_room_on_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path / "run", {}, disk_required=False)
+    file = tmp_path / "run" / "rounds.jsonl"
+    model = ArrayRecord({"w": Array(np.ones(2))})
+
+    def write(number: int) -> None:
+        directory.write_round(record(number), model)
+
+    class Full:
+        """A disk that takes ten more bytes."""
+
+        def __init__(self, real: Any) -> None:
+            self._real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def write(self, data: bytes) -> int:
+            if self._real.write(data[:10]) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return len(data)
+
+    write(1)
+    whole = file.read_bytes()
+    real = directory._rounds
+    monkeypatch.setattr(directory, "_rounds", Full(real))
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        write(2)
+        write(3)
+    assert file.read_bytes() == whole, "no half lines"
+    assert directory.count_rounds() == 3
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said == f"no record of the rounds: {file}: No space left on device; the run goes on"
+    monkeypatch.setattr(directory, "_rounds", real)
+    write(4)
+    assert [row["round"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4]
+    file.unlink()
+    with pytest.raises(OSError, match=r"rounds.jsonl"):
+        directory.sync()
+    directory.close()
 
 
 @pytest.mark.usefixtures("mnist")
@@ -260,7 +399,7 @@ def test_without_room_for_checkpoints_a_run_stops_or_goes_on_as_told(
     with caplog.at_level(logging.WARNING, logger=LOGGER.name):
         Simulation(config(going, **{"checkpoint-required": False})).run([block(going)])
     assert len(rows(going)) == 60
-    said = [r for r in caplog.records if "no checkpoint after round" in r.getMessage()]
+    said = [r for r in caplog.records if "no checkpoint: " in r.getMessage()]
     assert len(said) == 1, "once, not every seven rounds"
 
 

@@ -109,6 +109,8 @@ class ScriptedGrid(Grid):
         self.away: set[int] = set()
         self.leave: set[int] = set()
         self.answers_query = answers_query
+        self.mute: set[int] = set()  # do not even answer queries
+        self.mailbox: dict[str, Message] = {}
         self.sent: list[Message] = []
         self.deadlines: list[float] = []
         self.on_begin: Callable[[int], None] = lambda server_round: None
@@ -123,14 +125,8 @@ class ScriptedGrid(Grid):
             node = message.metadata.dst_node_id
             message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
             self.sent.append(message)
-            answer: Message | None
-            if message.metadata.message_type == MessageType.QUERY:
-                answer = erring(message)
-                if self.answers_query:
-                    answer = info(message, f"dev-{node - 100}", 100 * (node - 99))
-            else:
-                self.deadlines.append(timeout_s)
-                answer = self.clients[node](message)
+            self.deadlines.append(timeout_s)
+            answer = self.clients[node](message)
             rtt_s = None if answer is None else (node - 100) / 10
             failure = TIMEOUT if answer is None else None
             exchanges.append(Exchange(node, answer, rtt_s, failure))
@@ -169,10 +165,20 @@ class ScriptedGrid(Grid):
         raise AssertionError
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise AssertionError
+        for message in messages:
+            node, message_id = message.metadata.dst_node_id, f"m{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            self.sent.append(message)
+            assert message.metadata.message_type == MessageType.QUERY
+            answer = erring(message)
+            if self.answers_query:
+                answer = info(message, f"dev-{node - 100}", 100 * (node - 99))
+            if node not in self.mute:
+                self.mailbox[message_id] = answer
+            yield message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise AssertionError
+        return [self.mailbox.pop(i) for i in message_ids if i in self.mailbox]
 
     def send_and_receive(self, *args: object, **kwargs: object) -> Iterable[Message]:
         raise AssertionError
@@ -730,6 +736,26 @@ def test_evaluations_of_broken_and_hostile_clients_do_not_count(
     assert [m["accuracy"] for m in result.evaluate_metrics_clientapp.values()] == [0.5] * 3
     said = [r.getMessage() for r in caplog.records if "no evaluation from" in r.getMessage()]
     assert len(said) == len(bad), "each once, not every round"
+
+
+def test_who_does_not_answer_the_query_takes_no_part_until_it_does() -> None:
+    grid = ScriptedGrid([reply] * 4)
+    grid.mute = {100, 101}
+
+    def begin(server_round: int) -> None:
+        if server_round == 2:
+            (asked,) = [m for m in grid.sent if m.metadata.dst_node_id == 101]
+            lost = Message(Error(5, "gone"), reply_to=asked)  # says the grid, not the client
+            grid.mailbox[asked.metadata.message_id] = lost
+            grid.mute = {100}
+
+    grid.on_begin = begin
+    _, records, grid, scheduled = run(FedAvg(), [], grid=grid, rounds=4, num_selected=2)
+    assert [record.available for record in records] == [[2, 3], [2, 3], [1, 2, 3], [1, 2, 3]]
+    queried = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "query"]
+    assert sorted(queried) == [100, 101, 101, 102, 103]
+    assert [arm.num_examples for arm in scheduled.arms.arms] == [None, 200, 300, 400]
+    assert records[-1].absent == [0]
 
 
 def test_waits_for_clients_within_the_bound() -> None:

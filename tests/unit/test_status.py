@@ -82,6 +82,13 @@ def status() -> RunStatus:
     return status
 
 
+@pytest.mark.parametrize("name", ["[/foo]", "[link=http://evil.example]ok[/link]", "[b]a[/b]"])
+def test_names_are_shown_as_they_are(status: RunStatus, name: str) -> None:
+    told = status.snapshot(Grid())  # type: ignore[arg-type]
+    told["arms"][0]["name"] = name
+    assert name in _shown(told)
+
+
 def test_before_the_first_round_nothing_is_known() -> None:
     told = RunStatus().snapshot(Grid())  # type: ignore[arg-type]
     assert (told["round"], told["rounds"], told["accuracy"], told["connected"]) == (
