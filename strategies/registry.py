@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from strategies.base import ConfigError, SchedulingPolicy, UnknownPolicyError, did_you_mean
 from strategies.cs_ucb import CsUcb, ModifiedCsUcb
+from strategies.cs_ucb_adaptive import CsUcbAdaptive
 from strategies.cs_ucb_q import CsUcbQ
+from strategies.cs_ucb_q_adaptive import CsUcbQAdaptive
 from strategies.local_accuracy import LocalAccuracy
 from strategies.oracle import Oracle
 from strategies.round_robin import RoundRobin
@@ -72,6 +74,16 @@ POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
                 CsUcbQ.name,
                 CsUcbQ,
                 "learns who is fast and keeps participation floors (the paper's Algorithm 2)",
+            ),
+            PolicySpec(
+                CsUcbAdaptive.name,
+                CsUcbAdaptive,
+                "learns who is fast within few rounds, and again when that changes",
+            ),
+            PolicySpec(
+                CsUcbQAdaptive.name,
+                CsUcbQAdaptive,
+                "the same, and keeps participation floors, slow clients in company",
             ),
             PolicySpec(Oracle.name, Oracle, "knows the expected times; for studies"),
         )

@@ -93,3 +93,73 @@ def _top(
             key[at_cut] = rng.random(np.count_nonzero(at_cut))
         mask[tied] = _top(key, [other[tied] for other in ties[1:]], num_selected, rng)
     return mask
+
+
+def cheapest_set(
+    cost: FloatArray,
+    value: FloatArray,
+    available: BoolArray,
+    num_selected: int,
+    rng: np.random.Generator,
+    *,
+    sum_weight: float = 0.0,
+) -> BoolArray:
+    """Select the super arm with the least cost of its slowest arm, less what its arms are worth.
+
+    It minimises max over k in S of cost_k + sum over k in S of (sum_weight cost_k - value_k), over
+    all S of ``min(num_selected, number of available arms)`` available arms. For every arm that may
+    be the slowest, the best of those that are no slower are compared.
+
+    Parameters
+    ----------
+    cost, value : (*batch, num_arms) float64, finite
+        Left unchanged.
+    available : (*batch, num_arms) bool
+        Who may be selected.
+    num_selected : int, >= 1
+        Most arms per row, N.
+    rng : numpy.random.Generator
+        Decides between arms of equal cost.
+    sum_weight : float, >= 0
+        Weight of the sum of the costs.
+
+    Returns
+    -------
+    (*batch, num_arms) bool
+        In each row ``min(num_selected, number of available arms)`` arms are true.
+    """
+    num_arms = available.shape[-1]
+    if num_arms <= num_selected:
+        return available.copy()
+    rows = available.reshape(-1, num_arms)
+    order = np.lexsort((rng.random(rows.shape), np.where(rows, cost.reshape(rows.shape), np.inf)))
+    usable = np.take_along_axis(rows, order, axis=1)
+    cost = np.take_along_axis(cost.reshape(rows.shape), order, axis=1)
+    worth = np.take_along_axis(value.reshape(rows.shape), order, axis=1) - sum_weight * cost
+    worth[~usable] = -np.inf
+    short = np.count_nonzero(rows, axis=1) <= num_selected  # nothing to choose
+    worth[short] = 0.0
+
+    best = worth[:, :num_selected].copy()  # those of largest worth among the first arms
+    total = best.sum(axis=1)
+    least, slowest = np.full(len(rows), np.inf), np.full(len(rows), num_selected - 1)
+    every_row = np.arange(len(rows))
+    for arm in range(num_selected - 1, num_arms):
+        if arm >= num_selected:
+            place = best.argmin(axis=1)
+            gain = worth[:, arm] - best[every_row, place]
+            better = gain > 0
+            if not better.any():
+                continue
+            best[every_row[better], place[better]] = worth[better, arm]
+            total[better] += gain[better]
+        price = np.where(usable[:, arm], cost[:, arm] - total, np.inf)
+        cheaper = price < least
+        least[cheaper], slowest[cheaper] = price[cheaper], arm
+
+    worth[np.arange(num_arms) > slowest[:, np.newaxis]] = -np.inf
+    chosen = np.argsort(-worth, axis=1, kind="stable")[:, :num_selected]
+    mask = np.zeros_like(rows)
+    np.put_along_axis(mask, np.take_along_axis(order, chosen, axis=1), True, axis=1)
+    mask[short] = rows[short]
+    return mask.reshape(available.shape)

@@ -24,7 +24,7 @@ def shared():
 def test_names_and_summaries():
     assert list(POLICIES) == [
         *("random", "round-robin", "local-accuracy", "cs-ucb"),
-        *("modified-cs-ucb", "cs-ucb-q", "oracle"),
+        *("modified-cs-ucb", "cs-ucb-q", "cs-ucb-adaptive", "cs-ucb-q-adaptive", "oracle"),
     ]
     for name, spec in POLICIES.items():
         assert spec.name == name == spec.build.name

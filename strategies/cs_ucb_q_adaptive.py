@@ -1,0 +1,142 @@
+"""CS-UCB-Q-Adaptive: fast arms, a guaranteed share for each of them, and slow arms in company."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from strategies.base import BoolArray, FloatArray, RoundContext, RoundOutcome, Selection
+from strategies.cs_ucb_adaptive import CsUcbAdaptive
+from strategies.fairness import check_min_participation
+from strategies.selection import cheapest_set
+from strategies.virtual_queue import advance_virtual_queue
+
+_PATIENCE: Final = 6.0
+"""Rounds that an arm may be owed before it is worth a slow round of its own, d."""
+_SUM_WEIGHT: Final = 0.1
+"""Weight of the sum of the costs beside their maximum, w."""
+_LEAST_SCALE: Final = 0.1
+"""What an owed round of a fast arm is worth at least, in units of the N-th smallest cost, e."""
+
+
+class CsUcbQAdaptive(CsUcbAdaptive):
+    """CS-UCB-Q-Adaptive: no parameter to set but the floors.
+
+    In round t it selects the min(N, abs(A(t))) available arms S that minimise
+
+        max over k in S of cost_k + w sum over k in S of cost_k - sum over k in S of v_k,
+        v_k = D_k max(cost_k - g, e g) / d + max(D_k - d, 0) (h - g + e g),
+
+    cost as in :class:`~strategies.cs_ucb_adaptive.CsUcbAdaptive`, D the virtual queues of
+    CS-UCB-Q, g the N-th smallest cost of all arms, h the largest, w = e = 0.1, d = 6. It is the
+    drift-plus-penalty rule of CS-UCB-Q (Neely, "Stochastic network optimization", 2010) with three
+    changes:
+
+    - The penalty is the time of the round, which its slowest arm decides, not a sum of the arms'
+      indices. So slow arms that are owed a little wait for each other and share a slow round. The
+      sum in second place stands for the randomness of the times: of two equally fast sets by
+      means the one with the faster others is faster.
+    - Each queue has its own weight, by which an arm that is owed d rounds is worth a round of its
+      own pace. With one weight for all (beta), a very slow arm would set the scale of all others.
+    - Arms that are owed more than d rounds go first. Shares keep within d rounds of the floors
+      where that is feasible, from the beginning on.
+
+    An arm with a floor is tried at once; the others as in the policy without floors.
+
+    Parameters
+    ----------
+    min_participation : (num_arms,) array-like of float, in [0, 1), optional
+        Least fraction of rounds in which each arm is to be selected, c; 0 if left out.
+    **parameters
+        Those of :class:`~strategies.base.SchedulingPolicy`.
+
+    Attributes
+    ----------
+    virtual_queue : (*batch, num_arms) float64, >= 0
+        Debt D that the next round uses [rounds].
+
+    Raises
+    ------
+    ConfigError
+        If a parameter has the wrong type, length or range.
+    """
+
+    name: ClassVar[str] = "cs-ucb-q-adaptive"
+    _per_arm: ClassVar[Mapping[str, float]] = {
+        **CsUcbAdaptive._per_arm,
+        "virtual_queue": 0.0,
+        "min_participation": 0.0,
+    }
+
+    def __init__(self, *, min_participation: ArrayLike | None = None, **parameters: Any) -> None:
+        super().__init__(**parameters)
+        self.virtual_queue: FloatArray = np.zeros(self.shape)
+        self.min_participation = (
+            np.zeros(self.num_arms) if min_participation is None else min_participation
+        )
+
+    @property
+    def min_participation(self) -> FloatArray:
+        """Least fraction of rounds of each arm, c, (num_arms,) in [0, 1).
+
+        It may be set between rounds, for example to floors recomputed after arms joined; debts
+        stay as they are.
+        """
+        return self._min_participation
+
+    @min_participation.setter
+    def min_participation(self, value: ArrayLike) -> None:
+        self._min_participation = check_min_participation(value, self.num_arms)
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        if self.num_arms <= self.num_selected:
+            return context.available.copy()
+        cost = self.cost_s(context.round)
+        untried = self._untried()
+        value = self._values(cost, untried)
+        if untried.any():
+            tried_now = self._worth_trying(context.round)[..., np.newaxis]
+            tried_now = tried_now | (self._min_participation > 0)
+            beyond_all = (
+                (self.num_arms + 1) * self.tau_max_s * (1.0 + self.virtual_queue.max(initial=0.0))
+            )
+            value[untried] = np.where(tried_now, beyond_all, -beyond_all)[untried]
+            cost[untried] = 0.0
+        return cheapest_set(
+            cost, value, context.available, self.num_selected, self._rng, sum_weight=_SUM_WEIGHT
+        )
+
+    def _values(self, cost: FloatArray, untried: BoolArray) -> FloatArray:
+        """Return what selecting each arm is worth, v [s]."""
+        known = np.sort(np.where(untried, np.inf, cost), axis=-1)
+        count = np.maximum(np.count_nonzero(~untried, axis=-1), 1)[..., np.newaxis]
+        fast = np.take_along_axis(known, np.minimum(self.num_selected, count) - 1, axis=-1)
+        slow = np.take_along_axis(known, count - 1, axis=-1)
+        fast, slow = (np.where(np.isfinite(each), each, 0.0) for each in (fast, slow))
+        least = _LEAST_SCALE * fast
+        value = np.maximum(cost - fast, least)
+        value *= self.virtual_queue / _PATIENCE
+        value += np.maximum(self.virtual_queue - _PATIENCE, 0.0) * (slow - fast + least)
+        return np.asarray(value)
+
+    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
+        super()._learn(selection, outcome)
+        advance_virtual_queue(
+            self.virtual_queue,
+            selection.mask,
+            self._min_participation,
+            selection.context.member,
+            out=self.virtual_queue,
+        )
+
+    def _check_per_arm(self, name: str, value: ArrayLike, count: int) -> FloatArray:
+        if name == "min_participation":
+            return check_min_participation(value, count)
+        return super()._check_per_arm(name, value, count)
+
+    def _assign(self, name: str, array: NDArray[Any]) -> None:
+        # Not through the property: its length check comes before num_arms has grown.
+        super()._assign("_min_participation" if name == "min_participation" else name, array)
