@@ -37,17 +37,36 @@ _WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-m
 
 @click.group(
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "auto_envvar_prefix": "FLOWER_SERVER",
+    },
 )
 @click.version_option(package_version(), prog_name="flower-server")
 @settings_options(FleetConfig, lambda key, default: str(default))
 @resume_option
+@click.option(
+    "--continue",
+    "go_on",
+    is_flag=True,
+    envvar="FLOWER_SERVER_CONTINUE",
+    help="Go on with the run in --run-dir if there is one, else begin it.",
+)
 @click.pass_context
-def cli(context: click.Context, /, resume: Path | None, **flags: Any) -> None:
-    """Wait for flower-clients, schedule them, train, and leave the results in a run directory."""
+def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: Any) -> None:
+    """Wait for flower-clients, schedule them, train, and leave the results in a run directory.
+
+    Every flag can come from the environment, --num-selected as FLOWER_SERVER_NUM_SELECTED.
+    """
     if context.invoked_subcommand is not None:
         return
     given = given_settings(flags)
+    if go_on and resume is None:
+        if not given.get("run-dir"):
+            raise ConfigError("continue", True, "given with --run-dir")
+        run_dir = Path(given["run-dir"])
+        resume = run_dir if run_dir.exists() else None
     if resume is None:
         config = FleetConfig.from_mapping(given)
     else:
@@ -92,8 +111,19 @@ def _handler(console: Console) -> logging.Handler:
     return handler
 
 
-_address = click.option("--address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
-_tls = click.option("--tls", type=click.Path(path_type=Path), help="Folder of the server's files.")
+_address = click.option(
+    "--address",
+    default="127.0.0.1:9092",
+    show_default=True,
+    envvar="FLOWER_SERVER_ADDRESS",
+    help="HOST:PORT.",
+)
+_tls = click.option(
+    "--tls",
+    type=click.Path(path_type=Path),
+    envvar="FLOWER_SERVER_TLS",
+    help="Folder of the server's files.",
+)
 _timeout_s = click.option("--timeout-s", type=float, default=5.0, show_default=True)
 
 
