@@ -12,6 +12,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCKERFILE: Final = ROOT / "docker" / "Dockerfile"
@@ -41,16 +42,36 @@ def run(*command: str | Path, timeout_s: float = 60.0, **options: Any) -> str:
         If it fails or takes too long.
     """
     words = [str(word) for word in command]
+    # A session of its own: an interrupt is for us, and we end what we started in order.
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
     try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=timeout_s, check=False, **options
-        )
-    except subprocess.TimeoutExpired:
-        raise EngineError(f"{words[0]} {words[1]}: not done in {timeout_s:g} s") from None
-    if done.returncode != 0:
-        told = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise EngineError(f"{' '.join(words)[:300]}: exit code {done.returncode}\n{told}")
-    return str(done.stdout)
+        out, told = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        _end_session(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise EngineError(f"{words[0]} {words[1]}: not done in {timeout_s:g} s") from None
+        raise
+    if process.returncode != 0:
+        last = "\n".join((out + told).strip().splitlines()[-15:])
+        raise EngineError(f"{' '.join(words)[:300]}: exit code {process.returncode}\n{last}")
+    return str(out)
+
+
+def _end_session(process: subprocess.Popen[str]) -> None:
+    """End a program and what it has started in its session; first kindly."""
+    for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
@@ -150,7 +171,9 @@ class Images:
         shutil.rmtree(system, ignore_errors=True)
         try:
             packages = "--include=python3,python3-venv,ca-certificates"
-            run("debootstrap", "--variant=minbase", packages, suite, system, timeout_s=600.0)
+            # What it mounts ends with it, however it ends.
+            command = ("unshare", "--mount", "debootstrap", "--variant=minbase", packages)
+            run(*command, suite, system, timeout_s=600.0)
             for part in ("var/cache/apt/archives", "var/lib/apt/lists"):
                 shutil.rmtree(system / part)
                 (system / part / "partial").mkdir(parents=True)
@@ -192,7 +215,8 @@ class Images:
             self.buildah("rm", container)
 
     def forget(self, *names: str) -> None:
-        """Remove images and what only they needed."""
+        """Remove images, what only they needed, and what a build that was cut short has left."""
+        self.buildah("rm", "--all")
         for name in names:
             with suppress(EngineError):  # it was never built
                 self.buildah("rmi", "--force", f"localhost/verify/{name}")
@@ -485,7 +509,13 @@ class Container:
         self.started = time.monotonic()
         with self._log.open("wb") as log:
             command = ["runc", "--root", str(self._state), "run", "--bundle", str(self._bundle)]
-            self._process = _spawn([*command, self._identity], log)
+            self._process = subprocess.Popen(
+                [*command, self._identity],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # as above
+            )
 
     @property
     def log(self) -> str:
@@ -544,17 +574,6 @@ class Container:
                 self._process.wait(5)
             self._process.kill()
             self._process.wait()
-
-
-def _spawn(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    # A session of its own: an interrupt from the terminal is for us, and we end it in order.
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
 
 
 def _bind(source: Path, target: str, *, read_only: bool) -> dict[str, Any]:
