@@ -468,8 +468,11 @@ class Project:
                 }
             )
         for entry in settings.get("volumes", []):
-            source = volumes.get(entry["source"], entry["source"])
-            path = self.volume(source, image, entry["target"])
+            if entry["type"] == "bind":
+                path = Path(entry["source"])
+            else:
+                source = volumes.get(entry["source"], entry["source"])
+                path = self.volume(source, image, entry["target"])
             read_only = entry.get("read_only", False)
             spec["mounts"].append(_bind(path, entry["target"], read_only=read_only))
         for namespace in spec["linux"]["namespaces"]:

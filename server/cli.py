@@ -73,6 +73,9 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         config = FleetConfig.from_mapping(resumed_settings(resume, given))
         if config.app or config.runtime != "stream":
             raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
+        if go_on and _has_ended(resume, config):
+            click.echo(f"{resume}: the run has ended", err=True)
+            return
     if config.app and (useless := given.keys() - _WITH_APP):
         key = min(useless)
         raise ConfigError(key, given[key], "left out with --app: that app has settings of its own")
@@ -100,6 +103,17 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         numbers.pop("arms")
         console.print_json(json.dumps(numbers))
         click.echo(config.run_dir)
+
+
+def _has_ended(run_dir: Path, config: FleetConfig) -> bool:
+    """Tell whether a run has done what it was to do."""
+    file = run_dir / "summary.json"
+    if not file.exists():
+        return False
+    summary = json.loads(file.read_text())
+    target = config.target_accuracy
+    reached = target > 0 and (summary["best_accuracy"] or 0.0) >= target
+    return reached or summary["rounds"] >= config.rounds
 
 
 def _handler(console: Console) -> logging.Handler:
