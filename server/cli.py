@@ -37,23 +37,45 @@ _WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-m
 
 @click.group(
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "auto_envvar_prefix": "FLOWER_SERVER",
+    },
 )
 @click.version_option(package_version(), prog_name="flower-server")
 @settings_options(FleetConfig, lambda key, default: str(default))
 @resume_option
+@click.option(
+    "--continue",
+    "go_on",
+    is_flag=True,
+    envvar="FLOWER_SERVER_CONTINUE",
+    help="Go on with the run in --run-dir if there is one, else begin it.",
+)
 @click.pass_context
-def cli(context: click.Context, /, resume: Path | None, **flags: Any) -> None:
-    """Wait for flower-clients, schedule them, train, and leave the results in a run directory."""
+def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: Any) -> None:
+    """Wait for flower-clients, schedule them, train, and leave the results in a run directory.
+
+    Every flag can come from the environment, --num-selected as FLOWER_SERVER_NUM_SELECTED.
+    """
     if context.invoked_subcommand is not None:
         return
     given = given_settings(flags)
+    if go_on and resume is None:
+        if not given.get("run-dir"):
+            raise ConfigError("continue", True, "given with --run-dir")
+        run_dir = Path(given["run-dir"])
+        resume = run_dir if run_dir.exists() else None
     if resume is None:
         config = FleetConfig.from_mapping(given)
     else:
         config = FleetConfig.from_mapping(resumed_settings(resume, given, FleetConfig))
         if config.app or config.runtime != "stream":
             raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
+        if go_on and _has_ended(resume, config):
+            click.echo(f"{resume}: the run has ended", err=True)
+            return
     if config.app and (useless := given.keys() - _WITH_APP):
         key = min(useless)
         raise ConfigError(key, given[key], "left out with --app: that app has settings of its own")
@@ -82,6 +104,17 @@ def cli(context: click.Context, /, resume: Path | None, **flags: Any) -> None:
         click.echo(config.run_dir)
 
 
+def _has_ended(run_dir: Path, config: FleetConfig) -> bool:
+    """Tell whether a run has done what it was to do."""
+    file = run_dir / "summary.json"
+    if not file.exists():
+        return False
+    summary = json.loads(file.read_text())
+    target = config.target_accuracy
+    reached = target > 0 and (summary["best_accuracy"] or 0.0) >= target
+    return reached or summary["rounds"] >= config.rounds
+
+
 def _handler(console: Console) -> logging.Handler:
     """Log for people at a terminal; else whole lines, as journals and grep want them."""
     if console.is_terminal:
@@ -91,8 +124,19 @@ def _handler(console: Console) -> logging.Handler:
     return handler
 
 
-_address = click.option("--address", default="127.0.0.1:9092", show_default=True, help="HOST:PORT.")
-_tls = click.option("--tls", type=click.Path(path_type=Path), help="Folder of the server's files.")
+_address = click.option(
+    "--address",
+    default="127.0.0.1:9092",
+    show_default=True,
+    envvar="FLOWER_SERVER_ADDRESS",
+    help="HOST:PORT.",
+)
+_tls = click.option(
+    "--tls",
+    type=click.Path(path_type=Path),
+    envvar="FLOWER_SERVER_TLS",
+    help="Folder of the server's files.",
+)
 _timeout_s = click.option("--timeout-s", type=float, default=5.0, show_default=True)
 
 

@@ -17,7 +17,6 @@ import filelock
 import numpy as np
 import pytest
 import torch
-from torchvision.datasets import MNIST
 
 from client import mnist as module
 from client.errors import MnistUnavailableError
@@ -42,7 +41,7 @@ def small_files(monkeypatch):
     files = tuple(raw_file(name, content) for name, content in CONTENTS.items())
     monkeypatch.setattr(module, "_FILES", files)
     monkeypatch.setattr(module, "_STALL_S", 0.4)
-    monkeypatch.setattr(MNIST, "mirrors", [])
+    monkeypatch.setattr(module, "_MIRRORS", ())
 
     def no_index(folder):
         raise module._SourceError("no package index in this test")
@@ -155,7 +154,7 @@ def serve(monkeypatch):
 
     def start(*behaviours):
         mirrors.extend(Mirror(behave) for behave in behaviours)
-        monkeypatch.setattr(MNIST, "mirrors", [mirror.url for mirror in mirrors])
+        monkeypatch.setattr(module, "_MIRRORS", tuple(mirror.url for mirror in mirrors))
         return mirrors
 
     yield start
@@ -369,19 +368,6 @@ def test_the_real_data(mnist):
 def test_loading_happens_once_per_process(mnist):
     assert load_mnist() is mnist
     assert load_mnist("") is mnist
-
-
-def test_a_legacy_processed_folder_is_not_read(tmp_path, mnist, monkeypatch):
-    monkeypatch.undo()
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name in CONTENTS:
-        (raw / name).symlink_to(module.default_cache_dir() / "MNIST" / "raw" / name)
-    for folder in ("MNIST", "VerifiedMnist"):
-        (tmp_path / folder / "processed").mkdir(parents=True)
-        for name in ("training.pt", "test.pt"):
-            torch.save((torch.zeros(1), torch.zeros(1)), tmp_path / folder / "processed" / name)
-    assert torch.equal(module._load.__wrapped__(tmp_path).test_images, mnist.test_images)
 
 
 def test_scale_pixels():

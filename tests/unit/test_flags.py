@@ -1,0 +1,99 @@
+"""Flags of server and client: from the environment too, and what containers need of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+
+from client.cli import cli as client_cli
+from client.cli import main as client_main
+from client.errors import ClientConfigError
+from client.slots import take_slot
+from server.cli import cli as server_cli
+from server.cli import main as server_main
+
+SHARE = ["--server", "127.0.0.1:1", "--partition-id", "0", "--num-partitions", "1"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "group"), [("FLOWER_CLIENT", client_cli), ("FLOWER_SERVER", server_cli)]
+)
+def test_every_flag_can_come_from_the_environment(
+    prefix: str, group: click.Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = click.Context(group, **group.context_settings)
+    shared = {option.opts[0] for option in group.params}
+    for command in (group, *group.commands.values()):
+        context = click.Context(command, parent) if command is not group else parent
+        for option in command.params:
+            if command is group or option.opts[0] in shared:
+                variable = f"{prefix}_{option.opts[0].strip('-').replace('-', '_').upper()}"
+                monkeypatch.setenv(variable, "here")
+                assert option.value_from_envvar(context) == "here", variable
+
+
+def test_a_subcommand_takes_the_address_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLOWER_CLIENT_SERVER", "127.0.0.1:1")
+    monkeypatch.setenv("FLOWER_SERVER_ADDRESS", "127.0.0.1:1")
+    for main in (client_main, server_main):
+        assert main(["health", "--timeout-s", "0.2"]) == 1
+        assert "no flower-server answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_clients_that_start_alike_get_numbers(tmp_path: Path) -> None:
+    first, second = take_slot(tmp_path, 2), take_slot(tmp_path, 2)
+    assert (first[0], second[0]) == (0, 1)
+    with pytest.raises(ClientConfigError, match="all 2 shares"):
+        take_slot(tmp_path, 2)
+    first[1].release()
+    assert take_slot(tmp_path, 2)[0] == 0
+
+
+@pytest.mark.parametrize("more", ["", "--name me --num-partitions 2", "--partition-id 1"])
+def test_slots_give_name_and_share(
+    more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert client_main(["--slots", str(tmp_path), *more.split()]) == 2
+    assert "needs --num-partitions" in capsys.readouterr().err
+
+
+def test_a_data_folder_that_is_empty_and_cannot_be_written_ends_the_client_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "MNIST").write_text("a file where the folder should be")
+    assert client_main([*SHARE, "--data-dir", str(tmp_path)]) == 1
+    (line,) = (text for text in capsys.readouterr().err.splitlines() if "error: " in text)
+    assert line.startswith(f"error: cannot write MNIST to {tmp_path}")
+
+
+def test_continue_resumes_what_is_there_and_begins_what_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert server_main(["--continue"]) == 2
+    assert "given with --run-dir" in capsys.readouterr().err
+    (tmp_path / "run").mkdir()
+    arguments = ["--continue", "--run-dir", str(tmp_path / "run")]
+    assert server_main(arguments) == 2
+    assert "must be the folder of a run" in capsys.readouterr().err
+    (tmp_path / "run" / "config.toml").write_text("rounds = 5\ntarget-accuracy = 0.9\n")
+    for rounds, accuracy, more, ended in (
+        (5, 0.5, [], True),
+        (3, 0.95, [], True),
+        (5, 0.5, ["--rounds", "6"], False),
+        (3, None, [], False),
+    ):
+        summary = {"rounds": rounds, "best_accuracy": accuracy}
+        (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+        code = server_main([*arguments, "--address", "192.0.2.1:9092", "--insecure", *more])
+        assert (code == 0) is ended
+        assert ("the run has ended" in capsys.readouterr().err) is ended
+    shutil.rmtree(tmp_path / "run")
+    taken = ["--address", "192.0.2.1:9092", "--insecure"]  # an address that is nobody's
+    assert server_main([*arguments, *taken]) == 2
+    assert "resume" not in capsys.readouterr().err
