@@ -9,6 +9,15 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from strategies.base import ConfigError, SchedulingPolicy, UnknownPolicyError, did_you_mean
+from strategies.comparators.bsfl import Bsfl
+from strategies.comparators.e3cs import E3cs
+from strategies.comparators.fedcs import FedCs
+from strategies.comparators.kl_ucb import KlUcb
+from strategies.comparators.oort import Oort
+from strategies.comparators.rbcs_f import RbcsF
+from strategies.comparators.switching_ucb import DiscountedUcb, SlidingWindowUcb
+from strategies.comparators.tscsf_b import TscsfB
+from strategies.comparators.ucb_tuned import UcbTuned
 from strategies.cs_ucb import CsUcb, ModifiedCsUcb
 from strategies.cs_ucb_adaptive import CsUcbAdaptive
 from strategies.cs_ucb_q import CsUcbQ
@@ -33,12 +42,15 @@ class PolicySpec:
         One line for help texts and tables.
     needs : tuple of str
         Names in ``RoundOutcome.reported`` that the policy learns from.
+    comparator : bool
+        Of other authors, there to compare with.
     """
 
     name: str
     build: Callable[..., SchedulingPolicy]
     summary: str
     needs: tuple[str, ...] = ()
+    comparator: bool = False
 
     def parameters(self) -> dict[str, bool]:
         """Return the keywords that :attr:`build` takes, and whether each is required."""
@@ -51,6 +63,19 @@ class PolicySpec:
             if parameter.kind is parameter.KEYWORD_ONLY
         }
 
+
+_COMPARATORS: Final[tuple[tuple[type[SchedulingPolicy], str], ...]] = (
+    (UcbTuned, "UCB with a bonus by each client's variance (Auer et al., 2002)"),
+    (KlUcb, "UCB by Bernoulli divergence (Garivier and Cappé, 2011)"),
+    (DiscountedUcb, "UCB that discounts the past (Garivier and Moulines, 2011)"),
+    (SlidingWindowUcb, "UCB of the last rounds alone (Garivier and Moulines, 2011)"),
+    (TscsfB, "Thompson sampling, keeps participation floors (Huang et al., 2020)"),
+    (RbcsF, "shortest estimated round, keeps participation floors (Huang et al., 2021)"),
+    (E3cs, "exponential weights, keeps participation floors (Huang et al., 2022)"),
+    (Bsfl, "UCB of the slowest client, and equal shares (Ben Ami et al., 2025)"),
+    (Oort, "loss and time of each client, with exploration (Lai et al., 2021)"),
+    (FedCs, "smallest mean time first (Nishio and Yonetani, 2019)"),
+)
 
 POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
     {
@@ -86,6 +111,10 @@ POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
                 "the same, and keeps participation floors, slow clients in company",
             ),
             PolicySpec(Oracle.name, Oracle, "knows the expected times; for studies"),
+            *(
+                PolicySpec(build.name, build, summary, comparator=True)
+                for build, summary in _COMPARATORS
+            ),
         )
     }
 )

@@ -55,6 +55,14 @@ class Case:
                 "truncate": self.truncate,
                 "min_participation": self.floors,
             }
+        if name in ("tscsf-b", "rbcs-f", "e3cs"):
+            own = {"min_participation": self.floors}
+        if name == "e3cs":
+            own["graded"] = self.truncate
+        if name == "sw-ucb":
+            own = {"window": 1 + self.seed % 7}  # rounds leave it within a case
+        if name == "fedcs":
+            own = {"candidate_fraction": 0.5 if self.truncate else 1.0}
         return build_policy(
             name,
             num_arms=self.num_arms,
@@ -73,11 +81,16 @@ class Case:
             # A coarse grid, so that ties occur; some beyond the deadline.
             times = rng.integers(0, 13, self.shape) / 2.0
             completed = (times <= TAU_MAX_S) & (rng.random(self.shape) < 0.9)
-            accuracy = np.where(rng.random(self.shape) < 0.5, rng.random(self.shape), np.nan)
+            accuracy, loss = (
+                np.where(rng.random(self.shape) < 0.5, rng.random(self.shape), np.nan)
+                for _ in range(2)
+            )
             yield (
                 RoundContext(t, available),
                 RoundOutcome(
-                    np.where(completed, times, np.nan), completed, {"local_accuracy": accuracy}
+                    np.where(completed, times, np.nan),
+                    completed,
+                    {"local_accuracy": accuracy, "loss": loss},
                 ),
             )
 

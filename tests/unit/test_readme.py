@@ -19,7 +19,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_policy_table_is_the_registry() -> None:
-    rows = dict(re.findall(r"^\| `([a-z][a-z-]*)` \| (.*?) \|$", README, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z][a-z0-9-]*)` \| (.*?) \|$", README, re.MULTILINE))
     assert rows == {name: spec.summary for name, spec in POLICIES.items()}
 
 

@@ -1,0 +1,1 @@
+"""Policies of other authors, for comparison: each as its paper has it, on measured times."""

@@ -1,0 +1,179 @@
+"""E3CS: exponential weights, with a probability for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from strategies.base import (
+    BoolArray,
+    ConfigError,
+    FloatArray,
+    RoundContext,
+    RoundOutcome,
+    Selection,
+    check_real,
+)
+from strategies.comparators.common import FloorPolicy, rewards
+from strategies.selection import top_arms
+
+
+_Allocation: TypeAlias = tuple[FloatArray, BoolArray, FloatArray]
+
+
+class E3cs(FloorPolicy):
+    """E3CS of Huang, Lin, Shen, Li and Zomaya.
+
+    "Stochastic Client Selection for Federated Learning With Volatile Clients", IEEE Internet of
+    Things Journal 9(20), 2022 (arXiv:2011.08756), Algorithms 1 and 2. Arm k is selected with
+    probability
+
+        p_k = c_k + (N - sum of c) w_k / sum of w,
+
+    where an arm for which that exceeds 1 is capped at 1 and what it leaves goes to the others;
+    such arms are the overflow set. Arms that are not in it learn
+
+        w_k <- w_k exp((N - sum of c) eta x_k / K),    x_k = b_k (1 if k succeeded, else 0) / p_k.
+
+    Where the paper leaves something open, or the seam wants more:
+
+    - Its quota sigma is the same for all arms; ours may differ. With c_k = phi N / K for all arms
+      it is the paper's E3CS-phi, and without floors its E3CS-0.
+    - It draws from a multinomial distribution without replacement, whose probabilities are only
+      near p. Systematic sampling in random order (Madow 1949) has exactly the probabilities p
+      that the estimate x divides by.
+    - With unavailable arms all of it is for the available: K and the sums are theirs, N is
+      min(N, abs(A(t))), and floors that sum to more than N shrink in proportion. A floor is thus
+      a share of the rounds in which an arm is available.
+    - Weights are kept as logarithms and scaled to a mean of 1, which changes no probability; an
+      arm that joins has weight 1, the mean.
+
+    Parameters
+    ----------
+    learning_rate : float, > 0
+        eta; the paper's 0.5.
+    graded : bool
+        True learns from the reward in [0, 1] in place of success, so that fast arms are
+        preferred: the algorithm of the paper on another quantity. False is the paper.
+    min_participation : (num_arms,) array-like of float, in [0, 1), optional
+        Least probability of each arm, c; 0 if left out.
+    **parameters
+        Those of :class:`~strategies.base.SchedulingPolicy`.
+
+    Attributes
+    ----------
+    log_weight : (*batch, num_arms) float64
+        ln w.
+
+    Raises
+    ------
+    ConfigError
+        If a parameter has the wrong type, length or range.
+    """
+
+    name: ClassVar[str] = "e3cs"
+    _per_arm: ClassVar[Mapping[str, float]] = {**FloorPolicy._per_arm, "log_weight": 0.0}
+    _settings: ClassVar[tuple[str, ...]] = (*FloorPolicy._settings, "learning_rate", "graded")
+
+    def __init__(
+        self,
+        *,
+        learning_rate: float = 0.5,
+        graded: bool = False,
+        min_participation: ArrayLike | None = None,
+        **parameters: Any,
+    ) -> None:
+        super().__init__(min_participation=min_participation, **parameters)
+        self.learning_rate = check_real("learning_rate", learning_rate, above=0.0)
+        if not isinstance(graded, bool):
+            raise ConfigError("graded", graded, "true or false")
+        self.graded = graded
+        self.log_weight: FloatArray = np.zeros(self.shape)
+        # What the last question led to: told about the same one, it need not be computed again.
+        self._asked: tuple[RoundContext, _Allocation] | None = None
+
+    def probabilities(self, available: BoolArray) -> _Allocation:
+        """Compute the probability of every arm.
+
+        Parameters
+        ----------
+        available : (*batch, num_arms) bool
+            Who may be selected.
+
+        Returns
+        -------
+        probability : (*batch, num_arms) float64, in [0, 1]
+            p; each row sums to min(N, number of available arms).
+        overflow : (*batch, num_arms) bool
+            Who was capped.
+        spare : (*batch,) float64, >= 0
+            N - sum of c, the places that the weights share out.
+        """
+        places = np.minimum(np.count_nonzero(available, axis=-1), self.num_selected)
+        floors = self._min_participation * available
+        asked = floors.sum(axis=-1)
+        scale = np.minimum(places / np.maximum(asked, 1e-300), 1.0)
+        floors *= scale[..., np.newaxis]
+        spare = np.maximum(places - asked, 0.0)
+
+        everybody = np.count_nonzero(available, axis=-1) <= self.num_selected
+        overflow = available & everybody[..., np.newaxis]
+        while True:
+            free = available & ~overflow
+            # Scaled by those who are not capped: the others may be beyond all measure.
+            log_weight = np.where(free, self.log_weight, -np.inf)
+            largest = log_weight.max(axis=-1, initial=-1e300, keepdims=True)
+            share = np.exp(log_weight - largest)
+            share /= np.maximum(share.sum(axis=-1, keepdims=True), 1e-300)
+            left = places - np.count_nonzero(overflow, axis=-1) - (floors * free).sum(axis=-1)
+            share *= np.maximum(left, 0.0)[..., np.newaxis]
+            probability = np.where(free, floors + share, overflow)
+            beyond = probability > 1.0
+            if not beyond.any():
+                return probability, overflow, spare
+            overflow |= beyond
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        available = context.available
+        if self.num_arms <= self.num_selected:
+            return available.copy()
+        self._asked = context, self.probabilities(available)
+        probability = self._asked[1][0].reshape(-1, self.num_arms)
+        order = np.argsort(self._rng.random(probability.shape), axis=1)
+        sums = np.cumsum(np.take_along_axis(probability, order, axis=1), axis=1)
+        start = self._rng.random((len(sums), 1))
+        steps = np.floor(sums + start)
+        hit = np.diff(steps, axis=1, prepend=0.0) > 0.0
+        chosen = np.zeros(probability.shape)
+        np.put_along_axis(chosen, order, hit.astype(np.float64), axis=1)
+        # The sums end at a whole number but for rounding, which this makes harmless.
+        key = chosen.reshape(available.shape)
+        return top_arms((key,), available, self.num_selected, self._rng)
+
+    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
+        available = selection.context.available
+        if self._asked is not None and self._asked[0] is selection.context:
+            probability, overflow, spare = self._asked[1]
+        else:
+            probability, overflow, spare = self.probabilities(available)
+        self._asked = None
+        gain = np.zeros(self.shape)
+        arms = selection.positions
+        gain.reshape(-1)[arms] = (
+            rewards(self, selection, outcome) if self.graded else outcome.completed.take(arms)
+        )
+        learning = selection.mask & ~overflow & (probability > 0.0)
+        gain /= np.where(learning, probability, 1.0)
+        factor = spare * self.learning_rate / np.maximum(np.count_nonzero(available, axis=-1), 1)
+        self.log_weight += np.where(learning, gain * factor[..., np.newaxis], 0.0)
+        if self.num_arms:
+            largest = self.log_weight.max(axis=-1, keepdims=True)
+            mean = np.exp(self.log_weight - largest).mean(axis=-1, keepdims=True)
+            self.log_weight -= largest + np.log(mean)
+
+    def _refresh(self, *, grown: bool) -> None:
+        super()._refresh(grown=grown)
+        self._asked = None

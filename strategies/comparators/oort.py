@@ -1,0 +1,208 @@
+"""Oort: useful and fast clients first, some unknown ones in each round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from strategies.base import (
+    ArrayError,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    RoundContext,
+    RoundOutcome,
+    SchedulingPolicy,
+    Selection,
+    check_real,
+)
+from strategies.comparators.common import flat, times_s
+
+_EXPLORATION: Final = 0.9
+_EXPLORATION_DECAY: Final = 0.98
+_LEAST_EXPLORATION: Final = 0.2
+"""Part of the places for clients never tried, in round 1, from round to round, and at least."""
+_CLIP_QUANTILE: Final = 0.95
+"""Where statistical utilities are cut."""
+_CUTOFF: Final = 0.95
+"""Part of the utility at the cut that lets a client into the draw, c."""
+_UNCERTAINTY: Final = 0.1
+_TINY: Final = 1e-300
+
+
+class Oort(SchedulingPolicy):
+    """Oort's training selector, of Lai, Zhu, Madhyastha and Chowdhury.
+
+    "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, equation (1)
+    and Algorithm 1; the authors' code where the paper is silent. The utility of a tried client is
+
+        util_k = (U_k + sqrt(0.1 ln t / L_k)) (T / D_k)^alpha    if D_k > T,
+        util_k =  U_k + sqrt(0.1 ln t / L_k)                     else,
+
+    with U the statistical utility, D the last measured time, L the round in which the client was
+    last selected. A part epsilon of the places, 0.9 at first, times 0.98 in each round and at
+    least 0.2, goes to clients that were never tried. The others are drawn without replacement in
+    proportion to their utility among those with at least 0.95 of the utility of the last that
+    would be in. When there is nobody new, epsilon is 0.
+
+    Taken as it is: the above, and as in the code, U cut at its 95 % quantile and scaled to
+    [0, 1] between 0.999 of the least and the greatest.
+
+    Different here:
+
+    - Oort sums the squared losses of a client's samples. Clients report one loss, so U is its
+      absolute value, without the factor for the number of samples. A client that reports none
+      keeps its last value; one that never did has the mean of those who did, and where nobody
+      does, all have the same and only times and the uncertainty matter.
+    - T is a fixed percentile of the last times of the clients tried, 30 as in the code's
+      settings. The pacer, which relaxes T when the sum of the utilities stagnates, is left out:
+      with equal utilities it would relax T until times no longer mattered.
+    - Clients never tried are drawn uniformly: nobody knows their speed. Places that exploration
+      cannot fill go to clients tried, by utility, where the code fills up at random.
+    - A failure has the time tau_max.
+
+    Left out: the choice of more clients than needed (1.3 N), the blacklist (off in the code), the
+    mixture with fairness (f = 0, the paper's default), noise for privacy, and the testing
+    selector.
+
+    Parameters
+    ----------
+    time_penalty : float, >= 0
+        alpha, 2 in the paper.
+    preferred_percentile : float, in (0, 100]
+        Which percentile of the times T is; with 100 all clients are fast enough.
+    **parameters
+        Those of :class:`~strategies.base.SchedulingPolicy`.
+
+    Attributes
+    ----------
+    last_loss : (*batch, num_arms) float64
+        Last reported loss, by its absolute value; ``-inf`` before the first report.
+    last_time_s : (*batch, num_arms) float64
+        D [s].
+    last_selected : (*batch, num_arms) int64
+        L, 0 if never.
+
+    Raises
+    ------
+    ConfigError
+        If a parameter has the wrong type or is out of range.
+    """
+
+    name: ClassVar[str] = "oort"
+    _per_arm: ClassVar[Mapping[str, float]] = {
+        **SchedulingPolicy._per_arm,
+        "last_loss": -np.inf,
+        "last_time_s": 0.0,
+        "last_selected": 0,
+    }
+    _settings: ClassVar[tuple[str, ...]] = (
+        *SchedulingPolicy._settings,
+        *("time_penalty", "preferred_percentile"),
+    )
+
+    def __init__(
+        self, *, time_penalty: float = 2.0, preferred_percentile: float = 30.0, **parameters: Any
+    ) -> None:
+        super().__init__(**parameters)
+        self.time_penalty = check_real("time_penalty", time_penalty, at_least=0.0)
+        self.preferred_percentile = check_real(
+            "preferred_percentile", preferred_percentile, above=0.0, at_most=100.0
+        )
+        self.last_loss: FloatArray = np.full(self.shape, -np.inf)
+        self.last_time_s: FloatArray = np.zeros(self.shape)
+        self.last_selected: IntArray = np.zeros(self.shape, dtype=np.int64)
+
+    def tell(self, selection: Selection, outcome: RoundOutcome) -> None:
+        """Learn from a round; see :meth:`SchedulingPolicy.tell`.
+
+        ``outcome.reported["loss"]``, NaN where unknown, is read where the selection is true. It
+        may be missing.
+        """
+        reported = outcome.reported.get("loss")
+        if reported is not None and reported.shape != self.shape:
+            raise ArrayError(
+                f"outcome.reported['loss'] has shape {reported.shape}, must be {self.shape}"
+            )
+        super().tell(selection, outcome)
+
+    def utility(self, round: int) -> FloatArray:
+        """Compute the utility of every client that was tried, 0 for the others."""
+        tried = self.play_count > 0
+        since = np.maximum(self.last_selected, 1)
+        utility = self._statistical_utility() + np.sqrt(_UNCERTAINTY * math.log(round) / since)
+        preferred_s = self._quantile(self.last_time_s, tried, self.preferred_percentile / 100.0)
+        ratio = preferred_s[..., np.newaxis] / np.maximum(self.last_time_s, _TINY)
+        utility *= np.minimum(ratio, 1.0) ** self.time_penalty
+        return np.where(tried, utility, 0.0)
+
+    def _statistical_utility(self) -> FloatArray:
+        known = np.isfinite(self.last_loss)
+        if not known.any():
+            return np.ones(self.shape)
+        count = np.maximum(np.count_nonzero(known, axis=-1), 1)[..., np.newaxis]
+        loss = np.where(known, self.last_loss, 0.0)
+        loss = np.where(known, loss, loss.sum(axis=-1, keepdims=True) / count)
+        cut = self._quantile(loss, known, _CLIP_QUANTILE)[..., np.newaxis]
+        least = 0.999 * np.where(known, loss, np.inf).min(axis=-1, keepdims=True)
+        greatest = np.where(known, loss, -np.inf).max(axis=-1, keepdims=True)
+        anybody = known.any(axis=-1, keepdims=True)
+        least, greatest = np.where(anybody, least, 0.0), np.where(anybody, greatest, 0.0)
+        scaled = (np.minimum(loss, cut) - least) / np.maximum(greatest - least, 1e-4)
+        return np.where(anybody, scaled, 1.0)
+
+    @staticmethod
+    def _quantile(values: FloatArray, known: BoolArray, part: float) -> FloatArray:
+        """Return the value at rank int(part n) of the n that are known; inf without any."""
+        if not values.shape[-1]:
+            return np.full(values.shape[:-1], np.inf)
+        count = np.count_nonzero(known, axis=-1)
+        rank = np.clip((count * part).astype(np.int64), 0, np.maximum(count - 1, 0))
+        ordered = np.sort(np.where(known, values, np.inf), axis=-1)
+        return np.asarray(np.take_along_axis(ordered, rank[..., np.newaxis], axis=-1)[..., 0])
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        if self.num_arms <= self.num_selected:
+            return context.available.copy()
+        rows = context.available.reshape(-1, self.num_arms)
+        tried = rows & (self.play_count.reshape(rows.shape) > 0)
+        new = rows & ~tried
+        num_tried, num_new = (np.count_nonzero(mask, axis=1) for mask in (tried, new))
+
+        places = self.num_selected
+        part = max(_EXPLORATION * _EXPLORATION_DECAY ** (context.round - 1), _LEAST_EXPLORATION)
+        exploring = np.minimum(num_new, places - int(places * (1.0 - part) + 1e-9))
+        exploiting = np.minimum(num_tried, places - exploring)
+        exploring = np.minimum(num_new, places - exploiting)
+
+        utility = np.where(tried, self.utility(context.round).reshape(rows.shape), -1.0)
+        last_in = np.maximum(exploiting - 1, 0)[:, np.newaxis]
+        cut = np.take_along_axis(-np.sort(-utility, axis=1), last_in, axis=1)
+        admitted = tried & (utility >= _CUTOFF * cut)
+        # The largest of ln(utility) + Gumbel noise: a draw in proportion, without replacement.
+        noise = self._rng.gumbel(size=rows.shape)
+        key = np.where(admitted, np.log(np.maximum(utility, _TINY)) + noise, -np.inf)
+        mask = _largest(key, exploiting)
+        if exploring.any():
+            mask |= _largest(np.where(new, self._rng.random(rows.shape), -np.inf), exploring)
+        return mask.reshape(self.shape)
+
+    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
+        arms = selection.positions
+        flat(self.last_time_s)[arms] = times_s(self, selection, outcome)
+        flat(self.last_selected)[arms] = selection.round
+        reported = outcome.reported.get("loss")
+        if reported is not None:
+            known = selection.mask & np.isfinite(reported)
+            self.last_loss[known] = np.abs(reported[known])
+
+
+def _largest(key: FloatArray, count: IntArray) -> BoolArray:
+    """Return the mask of the largest in each row, ``count`` of them."""
+    mask = np.zeros(key.shape, dtype=np.bool_)
+    among = np.arange(key.shape[1]) < count[:, np.newaxis]
+    np.put_along_axis(mask, np.argsort(-key, axis=1), among, axis=1)
+    return mask
