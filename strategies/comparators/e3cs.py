@@ -20,7 +20,6 @@ from strategies.base import (
 from strategies.comparators.common import FloorPolicy, rewards
 from strategies.selection import top_arms
 
-
 _Allocation: TypeAlias = tuple[FloatArray, BoolArray, FloatArray]
 
 
