@@ -21,7 +21,7 @@ from strategies.comparators.common import flat, times_s
 from strategies.selection import cheapest_set
 
 _FIRST: Final = 1e6
-"""Index of an arm that was never played: beyond that of any other, and exact enough to add to."""
+"""Index of an arm that was never played, beyond that of any other."""
 _LEAST_TIME: Final = 1e-9
 """Shortest time that is inverted, in units of tau_max."""
 
@@ -110,7 +110,7 @@ class Bsfl(SchedulingPolicy):
     def _select(self, context: RoundContext) -> BoolArray:
         value = self.generalization_term(context.round)
         value *= self.generalization / self.num_selected
-        value[self.play_count == 0] += _FIRST
+        # An arm that was never played has the largest index and the largest value: it comes first.
         index = self.ucb_index(context.round)
         return cheapest_set(-index, value, context.available, self.num_selected, self._rng)
 

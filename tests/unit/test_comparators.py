@@ -209,11 +209,11 @@ def test_sw_ucb_index_by_hand():
     assert policy.recent_reward[1] == 0.0
 
 
-@pytest.mark.parametrize("step", [1, 2, 7])
-def test_sums_that_forget_are_those_of_the_history(step):
+@pytest.mark.parametrize(("step", "width"), [(1, 1), (1, 5), (2, 5), (7, 5)])
+def test_sums_that_forget_are_those_of_the_history(step, width):
     """Rounds may be left out: times and windows count by their numbers."""
     discounted = build("d-ucb", num_arms=4, num_selected=2, batch_shape=(3,), discount=0.8)
-    window = build("sw-ucb", num_arms=4, num_selected=2, batch_shape=(3,), window=5)
+    window = build("sw-ucb", num_arms=4, num_selected=2, batch_shape=(3,), window=width)
     rng = np.random.default_rng(1)
     history = []
     for t in range(1, 60, step):
@@ -225,7 +225,7 @@ def test_sums_that_forget_are_those_of_the_history(step):
         for policy in (discounted, window):
             force(policy, t, mask, times)
         fading = [(0.8 ** (t - s), mask, gain) for s, mask, gain in history]
-        recent = [(1.0, mask, gain) for s, mask, gain in history if s > t - 5]
+        recent = [(1.0, mask, gain) for s, mask, gain in history if s > t - width]
         for policy, parts, count, reward in (
             (discounted, fading, "discounted_count", "discounted_reward"),
             (window, recent, "recent_count", "recent_reward"),
@@ -234,6 +234,7 @@ def test_sums_that_forget_are_those_of_the_history(step):
             x = sum(weight * mask * gain for weight, mask, gain in parts)
             assert np.allclose(getattr(policy, count), n, rtol=0, atol=1e-12)
             assert np.allclose(getattr(policy, reward), x, rtol=0, atol=1e-12)
+        assert not window.recent_reward[window.recent_count == 0].any()
 
 
 def test_policies_that_forget_notice_a_change_and_ucb1_would_not():
@@ -364,6 +365,8 @@ def test_e3cs_draws_with_its_probabilities():
     p = 2 * weight / 10
     # 6 sigma of a binomial, about 1e-9.
     assert (abs(mask.mean(axis=0) - p) < 6 * np.sqrt(p * (1 - p) / rows)).all()
+    for pair in itertools.combinations(range(4), 2):  # none is barred by the order
+        assert mask[:, pair].all(axis=1).any()
 
 
 def test_e3cs_learns_by_hand():
@@ -414,11 +417,12 @@ def test_bsfl_terms_by_hand():
     assert known.ucb_index(2)[:2] == pytest.approx([1.0, 0.5])  # ln 1: no bonus yet
 
 
-def test_bsfl_super_arm_is_the_best_of_all():
-    policy = build("bsfl", num_arms=6, num_selected=3, generalization=2.0, exponent=1.0)
-    settings = {"generalization": 2.0, "exponent": 1.0}
+@pytest.mark.parametrize("weight", [0.0, 1.0, 3.0, 10.0])
+def test_bsfl_super_arm_is_the_best_of_all(weight):
+    settings = {"generalization": 3 * weight, "exponent": 1.0}
+    policy = build("bsfl", num_arms=6, num_selected=3, **settings)
     before, compared = policy.state_dict(), 0
-    for t, available, mask, _, _ in random_rounds(policy, 60):
+    for t, available, mask, _, _ in random_rounds(policy, 150):
         twin = build("bsfl", num_arms=6, num_selected=3, **settings)
         twin.load_state_dict(before)
         index, g = twin.ucb_index(t), twin.generalization_term(t)
@@ -426,11 +430,11 @@ def test_bsfl_super_arm_is_the_best_of_all():
         if arms and (twin.play_count > 0).all():
             size = min(3, len(arms))
             best = max(
-                min(index[list(s)]) + 2.0 / 3 * sum(g[list(s)])
+                min(index[list(s)]) + weight * sum(g[list(s)])
                 for s in itertools.combinations(arms, size)
             )
             taken = np.flatnonzero(mask)
-            assert min(index[taken]) + 2.0 / 3 * sum(g[taken]) == pytest.approx(best)
+            assert min(index[taken]) + weight * sum(g[taken]) == pytest.approx(best)
             compared += 1
         before = policy.state_dict()
     assert compared > 40
