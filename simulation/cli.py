@@ -23,6 +23,7 @@ from server.resume import resumed_settings
 from server.run_directory import default_run_dir, refuse_existing
 
 from .config import SCENARIOS, SimulationConfig
+from .league.command import league
 from .paper.command import paper, paper_page
 from .progress import RunProgress
 
@@ -96,6 +97,7 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
     _run(configs, base, as_json)
 
 
+cli.add_command(league)
 cli.add_command(paper)
 cli.add_command(paper_page)
 

@@ -28,8 +28,8 @@ class Contender:
 
     Attributes
     ----------
-    policy : str
-        Its name in the registry.
+    policy : str or callable
+        Its name in the registry, or what builds it from the same parameters.
     params : mapping
         Its own parameters.
     from_environment : callable, optional
@@ -37,7 +37,7 @@ class Contender:
         ``expected_time_s``.
     """
 
-    policy: str
+    policy: str | Callable[..., SchedulingPolicy]
     params: Mapping[str, Any] = field(default_factory=dict)
     from_environment: Callable[[Environment], Mapping[str, Any]] | None = None
 
@@ -280,8 +280,9 @@ def run_chunk(
     tallies = {}
     for label, contender in contenders.items():
         more = contender.from_environment(env) if contender.from_environment else {}
-        policy = build_policy(
-            contender.policy,
+        name = contender.policy
+        build = name if callable(name) else partial(build_policy, name)
+        policy = build(
             num_arms=env.num_arms,
             num_selected=num_selected,
             tau_max_s=tau_max_s,
