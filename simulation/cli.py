@@ -26,6 +26,7 @@ from .config import SCENARIOS, SimulationConfig
 from .league.command import league
 from .paper.command import paper, paper_page
 from .progress import RunProgress
+from .replay_command import replay_command
 
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
@@ -100,6 +101,7 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
 cli.add_command(league)
 cli.add_command(paper)
 cli.add_command(paper_page)
+cli.add_command(replay_command)
 
 
 def _resolve(flags: dict[str, Any]) -> SimulationConfig:

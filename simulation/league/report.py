@@ -153,7 +153,9 @@ def _draw_scenario(panel: Axes, standings: Sequence[Standing]) -> None:
     if standings[0].scenario.target:
         panel.axvline(standings[0].scenario.target, color="0.5", linewidth=1, linestyle=":")
     panel.set_xscale("log")
-    ticks = [value for value in (1, 1.1, 1.5, 2, 3, 5, 10, 20) if value <= panel.get_xlim()[1]]
+    most = panel.get_xlim()[1]
+    steps = (1, 1.1, 1.2, 1.5, 2, 3) if most < 4 else (1, 2, 3, 5, 10, 20, 50)
+    ticks = [value for value in steps if value <= most]
     panel.set_xticks(ticks, [f"{value:g}" for value in ticks])
     panel.set_xticks([], minor=True)
     panel.set_yticks(np.arange(len(ordered)), [each.policy for each in ordered], fontsize=7)
