@@ -66,16 +66,13 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         if not given.get("run-dir"):
             raise ConfigError("continue", True, "given with --run-dir")
         run_dir = Path(given["run-dir"])
-        resume = run_dir if run_dir.exists() else None
+        resume = run_dir if (run_dir / "config.toml").exists() else None
     if resume is None:
         config = FleetConfig.from_mapping(given)
     else:
         config = FleetConfig.from_mapping(resumed_settings(resume, given, FleetConfig))
         if config.app or config.runtime != "stream":
             raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
-        if go_on and _has_ended(resume, config):
-            click.echo(f"{resume}: the run has ended", err=True)
-            return
     if config.app and (useless := given.keys() - _WITH_APP):
         key = min(useless)
         raise ConfigError(key, given[key], "left out with --app: that app has settings of its own")
@@ -102,17 +99,6 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         numbers.pop("arms")
         console.print_json(json.dumps(numbers))
         click.echo(config.run_dir)
-
-
-def _has_ended(run_dir: Path, config: FleetConfig) -> bool:
-    """Tell whether a run has done what it was to do."""
-    file = run_dir / "summary.json"
-    if not file.exists():
-        return False
-    summary = json.loads(file.read_text())
-    target = config.target_accuracy
-    reached = target > 0 and (summary["best_accuracy"] or 0.0) >= target
-    return reached or summary["rounds"] >= config.rounds
 
 
 def _handler(console: Console) -> logging.Handler:

@@ -23,8 +23,10 @@ from server.resume import resumed_settings
 from server.run_directory import default_run_dir, refuse_existing
 
 from .config import SCENARIOS, SimulationConfig
+from .league.command import league
 from .paper.command import paper, paper_page
 from .progress import RunProgress
+from .replay_command import replay_command
 
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
@@ -96,8 +98,10 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
     _run(configs, base, as_json)
 
 
+cli.add_command(league)
 cli.add_command(paper)
 cli.add_command(paper_page)
+cli.add_command(replay_command)
 
 
 def _resolve(flags: dict[str, Any]) -> SimulationConfig:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -56,6 +56,19 @@ class RoundDraw:
         total += self.upload_s
         total[self.failed] = np.inf
         return total
+
+
+class Fleet(Protocol):
+    """What a study needs of an environment."""
+
+    num_arms: int
+    batch_shape: tuple[int, ...]
+
+    def round(self, t: int) -> RoundDraw:
+        """Return the draw of a round."""
+
+    def expected_time_s(self, tau_max_s: float, t: int = 1) -> FloatArray:
+        """Return the means that policies have to learn, E min(tau_k(t), tau_max) [s]."""
 
 
 class Environment:

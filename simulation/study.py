@@ -7,16 +7,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from simulation.environment import Environment
+from simulation.environment import Fleet
 from strategies import RoundContext, RoundOutcome, SchedulingPolicy, Selection, build_policy
 from strategies.base import ConfigError, FloatArray, IntArray, check_count, check_real
 
 SEEDS_PER_CHUNK: Final = 200
 """Rows of one batch. Fixed: were it the number of processes, the results would depend on it."""
+
+_FleetT = TypeVar("_FleetT", bound=Fleet)
 
 _ENVIRONMENT: Final = 0  # streams below the seed of a chunk
 _POLICY: Final = 1
@@ -28,8 +30,8 @@ class Contender:
 
     Attributes
     ----------
-    policy : str
-        Its name in the registry.
+    policy : str or callable
+        Its name in the registry, or what builds it from the same parameters.
     params : mapping
         Its own parameters.
     from_environment : callable, optional
@@ -37,9 +39,9 @@ class Contender:
         ``expected_time_s``.
     """
 
-    policy: str
+    policy: str | Callable[..., SchedulingPolicy]
     params: Mapping[str, Any] = field(default_factory=dict)
-    from_environment: Callable[[Environment], Mapping[str, Any]] | None = None
+    from_environment: Callable[[Any], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class StudyResult:
 
 def run_study(
     policies: Sequence[str] | Mapping[str, Contender],
-    environment: Callable[..., Environment],
+    environment: Callable[..., Fleet],
     *,
     num_selected: int,
     tau_max_s: float,
@@ -168,8 +170,8 @@ def run_study(
 
 
 def drops(
-    environment: Callable[..., Environment], *, num_seeds: int, seed: int = 0
-) -> Iterator[Environment]:
+    environment: Callable[..., _FleetT], *, num_seeds: int, seed: int = 0
+) -> Iterator[_FleetT]:
     """Yield the environments of a study, for what depends on the drops and not on a policy.
 
     Parameters
@@ -193,9 +195,7 @@ def drops(
         yield drop(environment, chunk, num_seeds, seed)
 
 
-def drop(
-    environment: Callable[..., Environment], chunk: int, num_seeds: int, seed: int
-) -> Environment:
+def drop(environment: Callable[..., _FleetT], chunk: int, num_seeds: int, seed: int) -> _FleetT:
     """Return the environment of one chunk of a study, a row per seed."""
     return environment(
         batch_shape=(min(SEEDS_PER_CHUNK, num_seeds - chunk * SEEDS_PER_CHUNK),),
@@ -258,7 +258,7 @@ class _Tally:
 
 def run_chunk(
     contenders: Mapping[str, Contender],
-    environment: Callable[..., Environment],
+    environment: Callable[..., Fleet],
     chunk: int,
     *,
     num_selected: int,
@@ -280,8 +280,9 @@ def run_chunk(
     tallies = {}
     for label, contender in contenders.items():
         more = contender.from_environment(env) if contender.from_environment else {}
-        policy = build_policy(
-            contender.policy,
+        name = contender.policy
+        build = name if callable(name) else partial(build_policy, name)
+        policy = build(
             num_arms=env.num_arms,
             num_selected=num_selected,
             tau_max_s=tau_max_s,

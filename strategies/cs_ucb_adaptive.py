@@ -34,8 +34,6 @@ _CHANGE_PLAYS: Final = 8
 counts at most, and plays before it is trusted."""
 _RETRIAL_SHARE: Final = 0.02
 """Share of the time since the last one that trying everybody again may cost."""
-_MEMORY: Final = 0.9
-"""Weight of the past in the running mean of the length of a round."""
 _LEAST_TIME: Final = 1e-9
 """Shortest time whose logarithm is taken, in units of tau_max."""
 _FORGOTTEN: Final = (
@@ -70,7 +68,8 @@ class CsUcbAdaptive(SchedulingPolicy):
     - Untried arms are tried together, N in a round, since a round costs as much as its slowest:
       as long as one more such round would pay off in the rounds to come, of which as many are
       expected as there have been, and at least 1000. With m arms tried, the saving per round is
-      estimated by what the N-th best of them costs more than the (N m / (m + N))-th best.
+      estimated by what the N-th best of them costs more than the (N m / (m + N))-th best, and the
+      price by what such rounds have taken on average, less the N-th best.
     - Two CUSUM detectors per arm (Page, "Continuous inspection schemes", 1954), on the logarithm
       of the time in pooled standard deviations, tell that it has become slower or faster; the
       threshold 2 ln(plays) bounds false alarms. Such an arm is forgotten and tried again, and so
@@ -97,8 +96,7 @@ class CsUcbAdaptive(SchedulingPolicy):
     }
     _per_row: ClassVar[tuple[str, ...]] = (
         *("square_sum", "square_count", "log_square_sum", "log_square_count"),
-        *("trial_time_s", "num_trials", "usual_time_s", "usual_weight"),
-        *("since_retrial_s", "num_retrials"),
+        *("trial_time_s", "num_trials", "since_retrial_s", "num_retrials"),
     )
 
     def __init__(self, **parameters: Any) -> None:
@@ -115,11 +113,9 @@ class CsUcbAdaptive(SchedulingPolicy):
         self.square_count: FloatArray = np.zeros(rows)
         self.log_square_sum: FloatArray = np.zeros(rows)
         self.log_square_count: FloatArray = np.zeros(rows)
-        # Length of rounds, those of trials apart: running means, as sum and weight.
+        # What rounds of untried arms have taken, and how many there were.
         self.trial_time_s: FloatArray = np.zeros(rows)
         self.num_trials: FloatArray = np.zeros(rows)
-        self.usual_time_s: FloatArray = np.zeros(rows)
-        self.usual_weight: FloatArray = np.zeros(rows)
         self.since_retrial_s: FloatArray = np.zeros(rows)
         self.num_retrials: FloatArray = np.zeros(rows)
 
@@ -184,14 +180,11 @@ class CsUcbAdaptive(SchedulingPolicy):
             return np.asarray(few)
         share = self.failure_count / np.maximum(tries, 1)
         cost = self._mean_times_s() * (1.0 - share) + share * self.tau_max_s
-        cost = np.sort(np.where(tried, cost, np.inf), axis=-1)
+        cost = np.sort(np.where(tried, cost, self.tau_max_s), axis=-1)
         now = _at_rank(cost, np.minimum(self.num_selected, count) - 1.0)
         then = _at_rank(cost, self.num_selected * count / (count + self.num_selected) - 1.0)
-        price = _ratio(self.trial_time_s, self.num_trials)
-        price -= _ratio(self.usual_time_s, self.usual_weight)
-        with np.errstate(invalid="ignore"):  # inf - inf where few were tried
-            saving = (now - then) * max(_HORIZON, round)
-        return np.asarray(few | (saving > np.maximum(price, 0.0)))
+        price = _ratio(self.trial_time_s, self.num_trials) - now
+        return np.asarray(few | ((now - then) * max(_HORIZON, round) > price))
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         arms = selection.positions
@@ -208,7 +201,7 @@ class CsUcbAdaptive(SchedulingPolicy):
             self._forget(selection, alarmed)
 
     def _note_lengths(self, arms: IntArray, rows: IntArray, time_s: FloatArray) -> None:
-        """Learn what rounds cost, those of trials and the others."""
+        """Learn what rounds cost, and those of untried arms in particular."""
         played, first = np.unique(rows, return_index=True)  # a row's arms are neighbours
         length_s = np.maximum.reduceat(time_s, first)
         untried = self._untried().take(arms)
@@ -216,9 +209,6 @@ class CsUcbAdaptive(SchedulingPolicy):
         _flat(self.since_retrial_s)[played] += length_s
         _flat(self.trial_time_s)[played] += np.where(trial, length_s, 0.0)
         _flat(self.num_trials)[played] += trial
-        usual, length_s = played[~trial], length_s[~trial]
-        for sums, more in ((self.usual_time_s, length_s), (self.usual_weight, 1.0)):
-            _flat(sums)[usual] = _MEMORY * _flat(sums)[usual] + more
 
     def _detect(
         self, arms: IntArray, rows: IntArray, time_s: FloatArray, completed: BoolArray
@@ -307,5 +297,4 @@ def _at_rank(sorted_values: FloatArray, rank: FloatArray) -> FloatArray:
     high = np.minimum(low + 1, sorted_values.shape[-1] - 1)
     below = np.take_along_axis(sorted_values, low, axis=-1)[..., 0]
     above = np.take_along_axis(sorted_values, high, axis=-1)[..., 0]
-    part = np.where(np.isfinite(above), rank - low[..., 0], 0.0)
-    return np.asarray(below + part * (np.where(part > 0, above, below) - below))
+    return np.asarray(below + (rank - low[..., 0]) * (above - below))

@@ -83,7 +83,7 @@ def paper(
     pieces = pieces_of(wanted, config)
     if any(piece.name.startswith("train-") for piece in pieces):
         _fetch_data()
-    with stoppable(), _PieceProgress(Console(stderr=True), pieces) as progress:
+    with stoppable(), PieceProgress(Console(stderr=True), pieces) as progress:
         arrays = compute_all(
             pieces, out / "pieces", num_processes=processes, on_done=progress.update
         )
@@ -167,7 +167,7 @@ def _claims_table(claims: Sequence[Claim], *, quick: bool) -> Table:
     return table
 
 
-class _PieceProgress:
+class PieceProgress:
     """Show how far the work is and how long it will take, by the pieces' estimated times."""
 
     def __init__(self, console: Console, pieces: Sequence[Piece]) -> None:
@@ -189,7 +189,7 @@ class _PieceProgress:
         total = round(self._left_s)
         self._task = self._progress.add_task("computing", total=total, last="")
 
-    def __enter__(self) -> _PieceProgress:
+    def __enter__(self) -> PieceProgress:
         self._progress.start()
         return self
 

@@ -30,8 +30,10 @@ _COMPUTING: Final = (
     "simulation/batched.py",
     "simulation/config.py",
     "simulation/environment.py",
+    "simulation/league/work.py",
     "simulation/runner.py",
     "simulation/study.py",
+    "simulation/world.py",
     "simulation/paper/work.py",
 )
 """Code that results follow from, beside their settings."""

@@ -1,0 +1,86 @@
+"""``python -m simulation replay``: what another policy would have cost on recorded latencies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from server.command_line import stoppable
+from simulation.replay import FEW, RECORDED, Record, Replayed, read_record, replay
+
+_DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
+
+
+@click.command("replay")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAME",
+    help=f"May be given several times. Default: {', '.join(_DEFAULT)}.",
+)
+@click.option("--seeds", type=click.IntRange(min=2), default=100, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="All of it, for scripts.")
+def replay_command(run: Path, strategies: Sequence[str], seeds: int, as_json: bool) -> None:
+    """Tell what other policies would have cost on the round trips recorded in RUN."""
+    record = read_record(run)
+    with stoppable():
+        found = replay(record, list(dict.fromkeys(strategies or _DEFAULT)), num_seeds=seeds)
+    if as_json:
+        click.echo(json.dumps({"recorded_s": record.time_s, "replayed": list(map(asdict, found))}))
+        return
+    console = Console()
+    console.print(_table(record, found))
+    for line in _caveats(record, found):
+        console.print(line, highlight=False, markup=False)
+
+
+def _table(record: Record, found: Sequence[Replayed]) -> Table:
+    table = Table(
+        title=f"{record.num_rounds} rounds, {record.num_selected} of {len(record.names)} clients, "
+        f"recorded with {record.policy}: {record.time_s:.1f} s"
+    )
+    table.add_column("policy")
+    for column in ("time [s]", "95 %", "against the record", "of clients hardly known"):
+        table.add_column(column, justify="right")
+    for each in found:
+        label = f"{record.policy}, again" if each.policy == RECORDED else each.policy
+        time_s = each.time_s
+        table.add_row(
+            label,
+            f"{time_s.mean:.1f}",
+            f"{time_s.low:.1f} to {time_s.high:.1f}",
+            f"{time_s.mean / record.time_s - 1:+.0%}" if record.time_s else "",
+            f"{each.little_known:.0%}",
+        )
+    return table
+
+
+def _caveats(record: Record, found: Sequence[Replayed]) -> list[str]:
+    """Return what the record cannot say."""
+    lines = []
+    again = next((each.time_s for each in found if each.policy == RECORDED), None)
+    if again is not None and not again.low <= record.time_s <= again.high:
+        lines.append(
+            "The policy of the record does not come out at what was recorded: times have changed "
+            "in the course of the run, or depend on each other. Take the differences for a hint."
+        )
+    rare = [
+        name
+        for name, values in zip(record.names, record.samples_s, strict=True)
+        if values.size < FEW
+    ]
+    if rare:
+        shown = ", ".join(rare[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else "")
+        lines.append(
+            f"Fewer than {FEW} rounds were recorded of {shown}: what is played of them is a guess."
+        )
+    return lines

@@ -1,0 +1,194 @@
+"""The league and replays: scenarios are read or refused, results are those of the study."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulation.cli import main
+from simulation.league.scenario import Scenario, suite
+from simulation.league.work import REFERENCE, entrants, pieces_of
+from simulation.replay import RECORDED, RecordedFleet, read_record, replay
+from strategies import POLICIES, ConfigError
+
+
+def one_error(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") or line.startswith("Usage")
+    return line
+
+
+# --- scenarios ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", suite())
+def test_every_scenario_of_the_suite_runs(name: str) -> None:
+    scenario = Scenario.load(name)
+    env = scenario.environment()(batch_shape=(2,), seed=1)
+    draw = env.round(1)
+    assert draw.round_trip_time_s.shape == (2, scenario.num_clients)
+    assert np.isfinite(env.expected_time_s(scenario.tau_max_s, scenario.rounds)).all()
+    assert scenario.summary
+    assert entrants(scenario)
+
+
+def test_shares_and_lists_are_spread_over_the_clients(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'summary = "x"\nnum-clients = 4\nfloors = 0.25\n[world]\nfailing-share = 0.5\n'
+        "failure-probability = 1.0\njoining-share = 0.25\njoins-at-round = 9\n"
+        "distance-m = [100.0, 400.0]\nrate-step = 0.0\n"
+    )
+    scenario = Scenario.load(str(file))
+    env = scenario.environment()(seed=0)
+    assert scenario.floors == (0.25,) * 4
+    assert env.round(1).failed.tolist() == [True, True, False, False]
+    assert env.round(1).available.tolist() == [False, True, True, True]
+    assert env.round(9).available.all()
+    assert env.distance_m.tolist() == [100.0, 100.0, 400.0, 400.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "summary"),
+        ('summary = "x"\nnum-client = 3', "did you mean num-clients?"),
+        ('summary = "x"\nnum-clients = 0', "num_clients = 0"),
+        ('summary = "x"\nseeds = 1', "seeds = 1"),
+        ('summary = "x"\nfloors = 0.9', "feasible"),
+        ('summary = "x"\nfloors = "all"', "a number, or one per client"),
+        ('summary = "x"\n[world]\ndrfit = 1', "did you mean drift?"),
+        ('summary = "x"\n[world]\ndistance-m = [1.0, 2.0, 3.0]', "as divide 20"),
+        ('summary = "x"\n[world]\nfailing-share = 2.0', "failing_share"),
+        ("summary = ", "readable TOML"),
+    ],
+)
+def test_a_wrong_scenario_is_one_line(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    assert main(["league", "--scenario", str(tmp_path / "mine.toml")]) == 2
+    assert message in one_error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scenario", "papper"], "did you mean paper?"),
+        (["--scenario", "paper", "--policy", "oracle"], "must be one of"),
+    ],
+)
+def test_unknown_names_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["league", *arguments]) == 2
+    assert message in one_error(capsys)
+
+
+def test_who_takes_part() -> None:
+    plain = entrants(Scenario.load("paper"))
+    assert "local-accuracy" not in plain
+    assert "oracle" not in plain
+    with_floors = entrants(Scenario.load("floors-equal"))
+    assert {"random", "cs-ucb-q", "cs-ucb-q-adaptive"} <= set(with_floors)
+    takes = {name for name, spec in POLICIES.items() if "min_participation" in spec.parameters()}
+    assert set(with_floors) == takes | {"random"}
+
+
+# --- the league -----------------------------------------------------------------------------------
+
+
+def test_the_league_leaves_its_numbers_and_keeps_what_was_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["league", "--seeds", "3", "--out", str(tmp_path / "out"), "--processes", "2"]
+    for name in ("paper", "floors-equal"):
+        arguments += ["--scenario", name]
+    for name in ("random", "cs-ucb-q-adaptive"):
+        arguments += ["--policy", name]
+    assert main(arguments) == 0
+    capsys.readouterr()
+    text = (tmp_path / "out" / "league.csv").read_text()
+    found = list(csv.DictReader(text.splitlines()))
+    assert [(row["scenario"], row["policy"]) for row in found] == [
+        ("paper", "random"),
+        ("paper", "cs-ucb-q-adaptive"),
+        ("floors-equal", "random"),
+        ("floors-equal", "cs-ucb-q-adaptive"),
+    ]
+    ratios = [float(row["ratio"]) for row in found]
+    assert ratios[0] > 1.8
+    assert 0.9 < ratios[1] < 1.15
+    assert 0.9 < ratios[3] < 1.1 < ratios[2]
+    assert float(found[3]["floors_met"]) == 1.0
+    assert found[0]["floors_met"] == ""
+    assert json.loads((tmp_path / "out" / "league.json").read_text())[0]["seeds"] == 3
+    assert (tmp_path / "out" / "forest.png").stat().st_size > 10_000
+    files = {f: f.stat().st_mtime_ns for f in (tmp_path / "out" / "pieces").iterdir()}
+    assert len(files) == 6
+    before = (tmp_path / "out" / "league.csv").read_bytes()
+    assert main(arguments) == 0
+    assert {f: f.stat().st_mtime_ns for f in (tmp_path / "out" / "pieces").iterdir()} == files
+    assert (tmp_path / "out" / "league.csv").read_bytes() == before
+
+
+def test_all_policies_of_a_scenario_see_the_same_draws() -> None:
+    scenario = replace(Scenario.load("identical"), rounds=200, seeds=4)
+    reference, alone = (piece.compute() for piece in pieces_of(scenario, ["random"]))
+    # Alike in law, the reference picks the same arms in all rounds of one mean, ties at random.
+    assert reference["time_s"] == pytest.approx(alone["time_s"], rel=0.05)
+    assert pieces_of(scenario, [])[0].name == f"identical-{REFERENCE}"
+
+
+# --- replays --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory, mnist: object) -> Path:
+    path = tmp_path_factory.mktemp("replay") / "run"
+    arguments = "--scenario ideal --strategy random --rounds 400 --eval-every 400"
+    assert main([*arguments.split(), "--target-accuracy", "0", "--run-dir", str(path)]) == 0
+    return path
+
+
+def test_the_policy_of_the_record_comes_out_at_what_was_recorded(run_dir: Path) -> None:
+    record = read_record(run_dir)
+    assert record.time_s == pytest.approx(
+        json.loads((run_dir / "summary.json").read_text())["time_s"], rel=1e-9
+    )
+    again, fast = replay(record, ["cs-ucb-adaptive"], num_seeds=40)
+    assert again.policy == RECORDED
+    assert again.time_s.low < record.time_s < again.time_s.high
+    assert fast.time_s.high < again.time_s.low
+    assert fast.little_known == 0.0
+
+
+def test_what_the_record_does_not_say_is_told(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = read_record(run_dir)
+    samples = [np.array([0.001]), np.array([]), *record.samples_s[2:]]
+    poor = replace(record, samples_s=tuple(samples))
+    (_, fast) = replay(poor, ["cs-ucb-adaptive"], num_seeds=20)
+    assert fast.little_known > 0.15
+    fleet = RecordedFleet(poor, (2,), np.random.SeedSequence(0))
+    assert np.isfinite(fleet.expected_time_s(5.0)).all()
+    assert (fleet.round(1).compute_s[:, 0] == 0.001).all()
+    assert main(["replay", str(run_dir), "--strategy", "cs-ucb-adaptive", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["recorded_s"] == record.time_s
+    assert [each["policy"] for each in told["replayed"]] == [RECORDED, "cs-ucb-adaptive"]
+
+
+def test_replays_that_cannot_be_are_refused(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="learns from times alone"):
+        replay(read_record(run_dir), ["local-accuracy"])
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "must be a run directory" in one_error(capsys)
