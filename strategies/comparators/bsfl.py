@@ -49,9 +49,9 @@ class Bsfl(SchedulingPolicy):
     Parameters
     ----------
     generalization : float, >= 0
-        alpha, 1 in the paper's experiments.
+        alpha; 1 as in public reproductions of the paper.
     exponent : float, > 0
-        beta, 5 in the paper's experiments: deviations of a share are ignored while small.
+        beta; 5 as there: deviations of a share are ignored while small.
     tau_min_s : float, >= 0
         tau_min [s]; shorter times count as this. 0 if it is not known.
     **parameters
