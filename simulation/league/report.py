@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,7 +62,7 @@ def write(standings: Sequence[Standing], folder: Path) -> list[Path]:
         writer.writerows(found)
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     (folder / "league.json").write_text(text, encoding="utf-8")
-    (folder / "league.md").write_text(markdown(standings), encoding="utf-8")
+    (folder / "league.md").write_text(markdown(found), encoding="utf-8")
     _draw(standings, folder)
     names = ("league.csv", "league.json", "league.md", "forest.png", "forest.svg")
     return [folder / name for name in names]
@@ -97,27 +97,43 @@ def table(standings: Sequence[Standing]) -> Table:
     return shown
 
 
-def markdown(standings: Sequence[Standing]) -> str:
-    """Return the ratios of every policy in every scenario; a missed floor in parentheses."""
-    policies = list(dict.fromkeys(each.policy for each in standings))
-    by_place = {(each.policy, each.scenario.name): each for each in standings}
+def markdown(found: Sequence[Mapping[str, Any]], policies: Sequence[str] = ()) -> str:
+    """Return the ratios of policies in every scenario as a table, a scenario a line.
+
+    Parameters
+    ----------
+    found : sequence of mapping
+        From :func:`rows`, or as read from ``league.csv``.
+    policies : sequence of str
+        Which, in this order; all by default.
+
+    Returns
+    -------
+    str
+        The best of them is bold; in parentheses who missed a floor in some run.
+    """
+    policies = policies or list(dict.fromkeys(row["policy"] for row in found))
+    by_place = {(row["policy"], row["scenario"]): row for row in found}
     lines = ["| scenario | " + " | ".join(f"`{name}`" for name in policies) + " |"]
     lines.append("|---" * (len(policies) + 1) + "|")
-    for scenario in dict.fromkeys(each.scenario.name for each in standings):
-        here = [each for each in standings if each.scenario.name == scenario]
-        best = min((ratio(each).mean for each in here if _meets(each)), default=None)
+    for scenario in dict.fromkeys(row["scenario"] for row in found):
+        here = {name: by_place[name, scenario] for name in policies if (name, scenario) in by_place}
+        meeting = [float(row["ratio"]) for row in here.values() if _met(row)]
         cells = []
-        for policy in policies:
-            each = by_place.get((policy, scenario))
-            if each is None:
+        for name in policies:
+            if name not in here:
                 cells.append("")
                 continue
-            found = ratio(each).mean
-            text = f"{found:.3f}" if found < 10 else f"{found:.1f}"
-            bold = f"**{text}**" if found == best else text
-            cells.append(bold if _meets(each) else f"({text})")
+            value = float(here[name]["ratio"])
+            text = f"{value:.3f}" if value < 10 else f"{value:.1f}"
+            bold = f"**{text}**" if value == min(meeting, default=None) else text
+            cells.append(bold if _met(here[name]) else f"({text})")
         lines.append(f"| {scenario} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _met(row: Mapping[str, Any]) -> bool:
+    return row["floors_met"] in (None, "") or float(row["floors_met"]) == 1.0
 
 
 def _mean(standings: Sequence[Standing]) -> str:

@@ -82,6 +82,22 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
     return shown
 
 
+def markdown(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as a table for documentation."""
+    lines = [
+        "| policy | seconds | 95 % interval | rounds | runs that reach it |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found:
+        numbers = ["", "", ""]
+        if row["seconds"] is not None:
+            interval = f"{row['low']:.0f} to {row['high']:.0f}"
+            numbers = [f"{row['seconds']:.0f}", interval, f"{row['rounds']:.0f}"]
+        runs = f"{row['reached']} of {row['runs']}"
+        lines.append(f"| `{row['policy']}` | {' | '.join(numbers)} | {runs} |")
+    return "\n".join(lines) + "\n"
+
+
 def _train(name: str, seed: int) -> Arrays:
     from simulation.batched import run_batched  # takes seconds: torch
 
