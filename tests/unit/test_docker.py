@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from client.cli import cli
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 DEVICE = {"SERVER": "ap.example:9092", "NAME": "dev-1", "PARTITION_ID": "0", "NUM_PARTITIONS": "2"}
@@ -97,11 +99,70 @@ def test_no_client_reaches_another_ones_key_or_the_authoritys() -> None:
         assert certificates == {f"tls-{own.get(name, name)}"}, name
 
 
+def test_compose_sets_only_variables_that_are_flags() -> None:
+    for file, environment in FILES.items():
+        for name, service in services(file, environment).items():
+            variables = service.get("environment") or {}
+            flags = {key for key in variables if key.startswith("FLOWER_CLIENT_")}
+            known = {option.opts[0].strip("-").replace("-", "_").upper() for option in cli.params}
+            assert flags <= {f"FLOWER_CLIENT_{flag}" for flag in known}, (file, name)
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.scale.yaml"])
+def test_clients_do_not_need_a_server_that_still_runs(file: str) -> None:
+    found = services(file, {})
+    assert found["server"]["image"], "a run that is done ends it before it was ever healthy"
+    for name, service in found.items():
+        if "server" in (service.get("depends_on") or {}):
+            assert service["depends_on"]["server"]["condition"] == "service_started", name
+
+
+def test_certs_makes_what_is_wanted_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    wanted = {"SERVER_HOSTS": "ap.example", "DEVICES": "* dev-1"}
+    service = services("compose.yaml", wanted)["certs"]
+    script = service["entrypoint"][-2].replace("$$", "$")
+    script = script.replace("cd /authority", f"cd {tmp_path}").replace("/tls/", f"{tmp_path}/tls/")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for program in ("flower-certs", "chown"):
+        (bin_folder / program).write_text(f'#!/bin/sh\necho {program} "$@"\n')
+        (bin_folder / program).chmod(0o755)
+    for name in ("server", "supernode", "near", "middle", "far"):
+        (tmp_path / "tls" / name).mkdir(parents=True)
+        for kind in ("pem", "key"):
+            folder = tmp_path if name == "server" else tmp_path / "clients"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.{kind}").write_text("")
+    (tmp_path / "ca.pem").write_text("")
+    environment = {**service["environment"], "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    for arguments, code in (([], 0), (["renew"], 0), (["renwe"], 2)):
+        done = subprocess.run(
+            ["sh", "-euc", script, "certs", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        if code == 0:
+            hosts = ["server", "superlink", "localhost", "127.0.0.1", "ap.example"]
+            flags = " ".join(f"--host {host}" for host in hosts)
+            made = f"flower-certs ensure --dir . {flags} -- near middle far * dev-1"
+            assert made in done.stdout.splitlines()
+            assert ("flower-certs renew --dir ." in done.stdout) == bool(arguments)
+    assert "must be renew, or nothing" in done.stderr
+
+
 def test_versions_are_the_packages() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for file in ("Dockerfile", *FILES):
         told = re.findall(r"VERSION(?:=|:-)([0-9.]+)", (DOCKER / file).read_text())
         assert told, file
+        if file in FILES:
+            for name, service in services(file, FILES[file] | {"VERSION": "9.8.7"}).items():
+                assert service["image"].endswith(":9.8.7"), (file, name)
+                assert service["build"]["args"] == {"VERSION": "9.8.7"}, (file, name)
         assert set(told) == {version}, file
 
 
