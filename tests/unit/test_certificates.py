@@ -220,7 +220,7 @@ def test_half_an_authority_is_made_whole_only_if_it_has_signed_nothing(
             list(folder.ensure(["localhost"], []))
         (folder.path / lost).write_bytes(whole)
     (folder.path / "ca.key").write_bytes((tmp_path / "new" / "ca.key").read_bytes())
-    with pytest.raises(ConfigError, match="whose ca[.]key is that of its ca.pem"):
+    with pytest.raises(ConfigError, match="a folder whose ca"):
         folder.issue_client("dev-1")
 
 

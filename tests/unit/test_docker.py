@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -13,6 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 from client.cli import cli
@@ -180,3 +183,50 @@ def test_unit_is_valid_and_hardened(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_verify_takes_only_what_the_dead_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCKER))
+    engine = importlib.import_module("engine")
+    for part in ("temporary", "namespaces", "groups"):
+        (tmp_path / part).mkdir()
+    monkeypatch.setattr(engine, "_NAMESPACES", tmp_path / "namespaces")
+    monkeypatch.setattr(engine, "_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(engine.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = {pid: f"flower-verify-{pid}-x" for pid in (ended.pid, os.getpid())}
+    other = f"verify-{ended.pid}-x"
+    for name in (*names.values(), other):
+        (tmp_path / "temporary" / name).mkdir()
+        (tmp_path / "groups" / "memory" / name).mkdir(parents=True)
+    told = engine.remove_remains()
+    assert [line.rpartition("/")[2] for line in told] == [names[ended.pid]] * 2
+    for folder in ("temporary", "groups/memory"):
+        left = sorted(path.name for path in (tmp_path / folder).iterdir())
+        assert left == sorted([names[os.getpid()], other])
+
+
+def test_verify_refuses_a_storage_in_use_or_one_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCKER))
+    loader = importlib.machinery.SourceFileLoader("verify", str(DOCKER / "verify"))
+    spec = importlib.util.spec_from_loader("verify", loader)
+    assert spec
+    verify = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader.exec_module(verify)
+    monkeypatch.setattr(verify, "remove_remains", list)
+    monkeypatch.setattr(verify.Images, "free_space", lambda self: "")
+    with verify.locked(tmp_path) as reason:
+        assert reason == ""
+    with (
+        filelock.FileLock(tmp_path / "lock"),
+        verify.locked(tmp_path) as reason,
+    ):
+        assert "another docker/verify uses it" in reason
+    with verify.locked(Path("/proc/nothing")) as reason:
+        assert reason == "--storage /proc/nothing: No such file or directory"
