@@ -173,6 +173,9 @@ def test_versions_are_the_packages() -> None:
 def test_unit_is_valid_and_hardened(tmp_path: Path) -> None:
     unit = tmp_path / "flower-client.service"
     text = (DOCKER / "flower-client.service").read_text()
+    for line in text.splitlines():
+        if line.startswith(("Wants=", "After=")):
+            assert "time-sync.target" in line, "certificates are valid by the clock"
     unit.write_text(text.replace("/opt/flower/bin/flower-client", sys.executable))
     for arguments in (["verify"], ["security", "--offline=true", "--threshold=20"]):
         done = subprocess.run(
