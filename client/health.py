@@ -84,7 +84,9 @@ def tls_hint(reason: str) -> str:
     words = reason.lower()
     broken = "socket closed" in words or "connection reset" in words or "settings frame" in words
     if _own_fault is not None and (broken or "handshake" in words):
-        doubt = "has the server's certificate expired, or is either another authority's?"
+        doubt = "is the server's certificate valid, and does it come from the same authority?"
+        if "certificate has expired" in words:  # our end says so, of theirs
+            doubt = "the server's: renew it with flower-certs, restart the server"
         return f" ({_own_fault() or doubt})"
     if broken:
         return " (does it want --tls, or is it no flower-server?)"
