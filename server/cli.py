@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.logging import RichHandler
 
 from client.health import check_health
 from client.wire import package_version
 from strategies import ConfigError
+from strategies.base import did_you_mean
 from strategies.flower import LOGGER
 
 from .command_line import given_settings, resume_option, run_command, settings_options
 from .fleet import FleetConfig, run_fleet
 from .operator_channel import operator_channel, read_status
-from .resume import resumed_settings
+from .resume import continued_settings, resumed_settings
 from .run_directory import default_run_dir
 from .status import status_table
 
@@ -43,7 +46,7 @@ _WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-m
         "auto_envvar_prefix": "FLOWER_SERVER",
     },
 )
-@click.version_option(package_version(), prog_name="flower-server")
+@click.version_option(package_version(), prog_name="flower-server", allow_from_autoenv=False)
 @settings_options(FleetConfig, lambda key, default: str(default))
 @resume_option
 @click.option(
@@ -61,21 +64,26 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     """
     if context.invoked_subcommand is not None:
         return
+    _refuse_unknown_variables(context)
     given = given_settings(flags)
-    if go_on and resume is None:
-        if not given.get("run-dir"):
-            raise ConfigError("continue", True, "given with --run-dir")
-        run_dir = Path(given["run-dir"])
-        resume = run_dir if (run_dir / "config.toml").exists() else None
-    if resume is None:
-        config = FleetConfig.from_mapping(given)
-    else:
+    if go_on and not given.get("run-dir"):
+        raise ConfigError("continue", True, "given with --run-dir")
+    if resume is not None:
         config = FleetConfig.from_mapping(resumed_settings(resume, given, FleetConfig))
-        if config.app or config.runtime != "stream":
-            raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
-    if config.app and (useless := given.keys() - _WITH_APP):
-        key = min(useless)
-        raise ConfigError(key, given[key], "left out with --app: that app has settings of its own")
+    else:
+        config = FleetConfig.from_mapping(given)
+        if go_on and (Path(config.run_dir) / "config.toml").exists():
+            resume = Path(config.run_dir)
+            config = FleetConfig.from_mapping(continued_settings(resume, config.to_mapping()))
+    if resume is not None and (config.app or config.runtime != "stream"):
+        raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
+    if config.app:
+        for name, value in flags.items():  # what the environment says may be meant for others
+            key = name.replace("_", "-")
+            source = context.get_parameter_source(name)
+            if key not in _WITH_APP and source is ParameterSource.COMMANDLINE:
+                allowed = "left out with --app: that app has settings of its own"
+                raise ConfigError(key, value, allowed)
     if not config.run_dir and not config.app:
         config = replace(config, run_dir=str(default_run_dir(config.strategy)))
     console = Console(stderr=True)
@@ -101,6 +109,18 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         click.echo(config.run_dir)
 
 
+def _refuse_unknown_variables(context: click.Context) -> None:
+    """Refuse variables that no flag is meant by: a typing error would go unnoticed."""
+    prefix = "FLOWER_SERVER_"
+    commands = [cli, *cli.commands.values()]
+    known = {f"{prefix}{p.name.upper()}" for c in commands for p in c.params if p.name}
+    known.add(f"{prefix}CONTINUE")
+    for name in sorted(os.environ):
+        if name.startswith(prefix) and name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(name, os.environ[name], f"a flag's variable{hint}, or not set")
+
+
 def _handler(console: Console) -> logging.Handler:
     """Log for people at a terminal; else whole lines, as journals and grep want them."""
     if console.is_terminal:
@@ -112,10 +132,8 @@ def _handler(console: Console) -> logging.Handler:
 
 _address = click.option(
     "--address",
-    default="127.0.0.1:9092",
-    show_default=True,
     envvar="FLOWER_SERVER_ADDRESS",
-    help="HOST:PORT.",
+    help="HOST:PORT.  [default: that of the server, 127.0.0.1:9092]",
 )
 _tls = click.option(
     "--tls",
@@ -130,8 +148,12 @@ _timeout_s = click.option("--timeout-s", type=float, default=5.0, show_default=T
 @_address
 @_tls
 @_timeout_s
-def health(address: str, tls: Path | None, timeout_s: float) -> None:
+@click.pass_context
+def health(
+    context: click.Context, /, address: str | None, tls: Path | None, timeout_s: float
+) -> None:
     """Exit with 0 if the server answers that it serves, else with 1."""
+    address, tls = _where(context, address, tls)
     with operator_channel(address, tls) as channel:
         check_health(channel, address, timeout_s)
     click.echo("serving")
@@ -142,11 +164,30 @@ def health(address: str, tls: Path | None, timeout_s: float) -> None:
 @_tls
 @_timeout_s
 @click.option("--json", "as_json", is_flag=True, help="All of it, for scripts.")
-def status(address: str, tls: Path | None, timeout_s: float, as_json: bool) -> None:
+@click.pass_context
+def status(
+    context: click.Context,
+    /,
+    address: str | None,
+    tls: Path | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
     """Show who is connected, who is slow, who is owed rounds, and who fails."""
+    address, tls = _where(context, address, tls)
     with operator_channel(address, tls) as channel:
         answer = read_status(channel, address, timeout_s)
     if as_json:
         click.echo(json.dumps(answer))
     else:
         Console().print(status_table(answer))
+
+
+def _where(
+    context: click.Context, address: str | None, tls: Path | None
+) -> tuple[str, Path | None]:
+    """Return what was given behind the command, or else before it."""
+    before = context.parent.params if context.parent else {}
+    if tls is None and before.get("tls"):
+        tls = Path(before["tls"])
+    return address or before.get("address") or FleetConfig.address, tls

@@ -16,7 +16,7 @@ _LONGEST_WAIT_S: Final = 7 * 86400.0
 class ServerConfig(Settings):
     """What to schedule, how to train, when to stop. Each field is a flag and a TOML key."""
 
-    strategy: str = field(default="cs-ucb-q", metadata={"help": "Scheduling policy."})
+    strategy: str = field(default="cs-ucb-q-adaptive", metadata={"help": "Scheduling policy."})
     num_selected: int = field(
         default=5, metadata={"help": "Clients per round, N (the radio channels)."}
     )

@@ -158,12 +158,7 @@ def resumed_settings(
     ConfigError
         If there is no run, or one of another command, or a setting differs that must not.
     """
-    file = run_dir / "config.toml"
-    try:
-        before = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError("resume", str(run_dir), f"the folder of a run ({reason})") from None
+    before = _read_settings(run_dir)
     if before.keys() - kind.settings().keys() and kind.settings().keys() - before.keys():
         other = "python -m simulation" if "scenario" in before else "flower-server"
         raise ConfigError("resume", str(run_dir), f"a run of this command, not of {other}")
@@ -171,6 +166,38 @@ def resumed_settings(
         raise ConfigError("run-dir", given["run-dir"], "left out: --resume names the folder")
     require_same(run_dir, {key: before[key] for key in given if key in before}, given)
     return {**before, **given, "run-dir": str(run_dir)}
+
+
+def continued_settings(run_dir: Path, now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that is to go on as a whole new set of them says.
+
+    Unlike with :func:`resumed_settings` what is not given is not the run's, but the default: a
+    setting that was taken back is taken back.
+
+    Parameters
+    ----------
+    run_dir : Path
+        Its folder.
+    now : mapping
+        All settings.
+
+    Raises
+    ------
+    ConfigError
+        If there is no run, or a setting differs that must not.
+    """
+    before = _read_settings(run_dir)
+    require_same(run_dir, before, {key: now[key] for key in now if key in before})
+    return {**now, "run-dir": str(run_dir)}
+
+
+def _read_settings(run_dir: Path) -> dict[str, Any]:
+    file = run_dir / "config.toml"
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError("resume", str(run_dir), f"the folder of a run ({reason})") from None
 
 
 def require_same(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

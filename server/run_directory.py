@@ -376,7 +376,10 @@ class RunDirectory:
         target = self.path / name
         temporary = target.with_name(f".{name}.tmp")
         try:
-            temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+            with temporary.open("wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, target)
         except OSError as error:
             with suppress(OSError):

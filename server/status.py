@@ -117,12 +117,6 @@ class RunStatus:
                 "arms": rows,
             }
 
-    @property
-    def failed(self) -> bool:
-        """Whether rounds were run and none of them changed the model."""
-        with self._lock:
-            return self._last is not None and not self._tallies.steps
-
     def _record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Count a round; a round hook, so what it reads of the strategy stands still."""
         strategy = self._strategy

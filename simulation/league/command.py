@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +13,12 @@ import click
 from rich.console import Console
 
 from server.command_line import stoppable
-from simulation.paper.command import PieceProgress
-from simulation.paper.pieces import compute_all
+from server.config import runnable_policies
+from simulation.paper.command import PieceProgress, fetch_data
+from simulation.paper.pieces import Arrays, Piece, compute_all
 
 from . import report
+from . import training as training_track
 from .scenario import Scenario, suite
 from .work import entrants, pieces_of, standings
 
@@ -37,6 +40,9 @@ _QUICK_SEEDS: Final = 10
     metavar="NAME",
     help="May be given several times. Default: all that learn from times alone.",
 )
+@click.option(
+    "--training", is_flag=True, help="Seconds to an accuracy instead, on the non-i.i.d. scenario."
+)
 @click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds: wide intervals.")
 @click.option("--seeds", type=click.IntRange(min=2), help="Instead of the scenarios' own numbers.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/league).")
@@ -50,6 +56,7 @@ _QUICK_SEEDS: Final = 10
 def league(
     names: Sequence[str],
     policies: Sequence[str],
+    training: bool,
     quick: bool,
     seeds: int | None,
     out: Path | None,
@@ -59,6 +66,12 @@ def league(
 
     What was computed is kept: an interrupted run goes on, and a new policy computes only itself.
     """
+    out = out or Path("runs") / ("league-quick" if quick else "league")
+    if training:
+        if names:
+            raise click.UsageError("--training has a scenario of its own: leave out --scenario")
+        _train(policies, seeds or _QUICK_SEEDS, out, processes)
+        return
     scenarios = [Scenario.load(name) for name in dict.fromkeys(names or suite())]
     if seeds or quick:
         few = seeds or _QUICK_SEEDS
@@ -66,18 +79,34 @@ def league(
             replace(each, seeds=few if seeds else min(few, each.seeds)) for each in scenarios
         ]
     taking_part = {each.name: _chosen(each, policies) for each in scenarios}
-    out = out or Path("runs") / ("league-quick" if quick else "league")
     pieces = [piece for each in scenarios for piece in pieces_of(each, taking_part[each.name])]
-    out.mkdir(parents=True, exist_ok=True)
-    with stoppable(), PieceProgress(Console(stderr=True), pieces) as progress:
-        results = compute_all(
-            pieces, out / "pieces", num_processes=processes, on_done=progress.update
-        )
-    found = standings(scenarios, taking_part, results)
+    found = standings(scenarios, taking_part, _compute(pieces, out, processes))
     console = Console()
     console.print(report.table(found))
     for path in report.write(found, out):
         console.print(f"written  {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _train(policies: Sequence[str], num_seeds: int, out: Path, processes: int) -> None:
+    for name in policies:
+        if name not in runnable_policies():
+            known = ", ".join(runnable_policies())
+            raise click.UsageError(f"--policy {name!r}: must be one of {known}")
+    wanted = list(policies) or list(training_track.POLICIES_SHOWN)
+    fetch_data()
+    results = _compute(training_track.pieces_of(wanted, num_seeds), out, processes)
+    found = training_track.rows(wanted, num_seeds, results)
+    console = Console()
+    console.print(training_track.table(found))
+    path = out / "training.json"
+    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    console.print(f"written  {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _compute(pieces: Sequence[Piece], out: Path, processes: int) -> dict[str, Arrays]:
+    out.mkdir(parents=True, exist_ok=True)
+    with stoppable(), PieceProgress(Console(stderr=True), pieces) as progress:
+        return compute_all(pieces, out / "pieces", num_processes=processes, on_done=progress.update)
 
 
 def _chosen(scenario: Scenario, wanted: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The league's outcome: a table for people, CSV and JSON for programs, a forest plot."""
+"""The league's outcome: tables for people, CSV and JSON for programs, a forest plot."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rows(standings: Sequence[Standing]) -> list[dict[str, Any]]:
 
 
 def write(standings: Sequence[Standing], folder: Path) -> list[Path]:
-    """Write ``league.csv``, ``league.json`` and ``forest.png``/``.svg``; return their paths."""
+    """Write ``league.csv``, ``.json``, ``.md`` and ``forest.png``/``.svg``; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     found = rows(standings)
     with (folder / "league.csv").open("w", newline="", encoding="utf-8") as file:
@@ -62,51 +62,69 @@ def write(standings: Sequence[Standing], folder: Path) -> list[Path]:
         writer.writerows(found)
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     (folder / "league.json").write_text(text, encoding="utf-8")
+    (folder / "league.md").write_text(markdown(standings), encoding="utf-8")
     _draw(standings, folder)
-    return [folder / name for name in ("league.csv", "league.json", "forest.png", "forest.svg")]
+    names = ("league.csv", "league.json", "league.md", "forest.png", "forest.svg")
+    return [folder / name for name in names]
 
 
 def table(standings: Sequence[Standing]) -> Table:
-    """Return ratios by policy and scenario for people; the best of each scenario in bold."""
-    scenarios = list(dict.fromkeys(each.scenario.name for each in standings))
-    policies = list(dict.fromkeys(each.policy for each in standings))
-    by_place = {(each.policy, each.scenario.name): each for each in standings}
-    best = {
-        name: min(
-            (e for e in standings if e.scenario.name == name and _meets(e)),
-            key=lambda each: ratio(each).mean,
-            default=None,
-        )
-        for name in scenarios
-    }
+    """Return how each policy did over all scenarios, for people; the scenarios are in the files."""
     shown = Table(
         title="Total time, 1 = whoever knows everything",
-        caption="bold: best; red: a floor was missed in some run",
+        caption="mean and worst over the scenarios without floors; floors: runs that met all, and "
+        "the mean where there are some",
     )
-    shown.add_column("scenario")
-    for policy in policies:
-        shown.add_column(policy, justify="right", overflow="fold")
-    for name in scenarios:
-        cells = [name]
+    shown.add_column("policy")
+    for column in ("mean", "worst", "in", "floors met", "with floors", "decision [µs]"):
+        shown.add_column(column, justify="right" if column != "in" else "left")
+    for policy in dict.fromkeys(each.policy for each in standings):
+        own = [each for each in standings if each.policy == policy]
+        free = [each for each in own if each.shortfall is None]
+        bound = [each for each in own if each.shortfall is not None]
+        worst = max(free, key=lambda each: ratio(each).mean, default=None)
+        times_s = sorted(each.decision_s for each in own)
+        met = [float((each.shortfall <= TOLERANCE).mean()) for each in bound]
+        shown.add_row(
+            policy,
+            _mean(free),
+            f"{ratio(worst).mean:.3f}" if worst else "",
+            worst.scenario.name if worst else "",
+            f"{min(met):.0%}" if met else "",
+            _mean(bound),
+            f"{1e6 * times_s[0]:.0f} to {1e6 * times_s[-1]:.0f}",
+        )
+    return shown
+
+
+def markdown(standings: Sequence[Standing]) -> str:
+    """Return the ratios of every policy in every scenario; a missed floor in parentheses."""
+    policies = list(dict.fromkeys(each.policy for each in standings))
+    by_place = {(each.policy, each.scenario.name): each for each in standings}
+    lines = ["| scenario | " + " | ".join(f"`{name}`" for name in policies) + " |"]
+    lines.append("|---" * (len(policies) + 1) + "|")
+    for scenario in dict.fromkeys(each.scenario.name for each in standings):
+        here = [each for each in standings if each.scenario.name == scenario]
+        best = min((ratio(each).mean for each in here if _meets(each)), default=None)
+        cells = []
         for policy in policies:
-            each = by_place.get((policy, name))
+            each = by_place.get((policy, scenario))
             if each is None:
                 cells.append("")
                 continue
-            text = f"{ratio(each).mean:.3f}"
-            if not _meets(each):
-                text = f"[red]{text}[/red]"
-            elif each is best[name]:
-                text = f"[bold]{text}[/bold]"
-            cells.append(text)
-        shown.add_row(*cells)
-    cells = ["decision [µs]"]
-    for policy in policies:
-        times = [each.decision_s for each in standings if each.policy == policy]
-        cells.append(f"{1e6 * min(times):.0f} to {1e6 * max(times):.0f}")
-    shown.add_section()
-    shown.add_row(*cells)
-    return shown
+            found = ratio(each).mean
+            text = f"{found:.3f}" if found < 10 else f"{found:.1f}"
+            bold = f"**{text}**" if found == best else text
+            cells.append(bold if _meets(each) else f"({text})")
+        lines.append(f"| {scenario} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean(standings: Sequence[Standing]) -> str:
+    """Return the geometric mean of ratios."""
+    if not standings:
+        return ""
+    return f"{np.exp(np.mean([np.log(ratio(each).mean) for each in standings])):.3f}"
 
 
 def _meets(standing: Standing) -> bool:

@@ -82,7 +82,7 @@ def paper(
     shown_in = out / "single" if names else out
     pieces = pieces_of(wanted, config)
     if any(piece.name.startswith("train-") for piece in pieces):
-        _fetch_data()
+        fetch_data()
     with stoppable(), PieceProgress(Console(stderr=True), pieces) as progress:
         arrays = compute_all(
             pieces, out / "pieces", num_processes=processes, on_done=progress.update
@@ -138,7 +138,7 @@ def _pairs(pairs: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _fetch_data() -> None:
+def fetch_data() -> None:
     """Have MNIST in the cache before several processes want it at once."""
     from client.mnist import load_mnist
 

@@ -162,7 +162,7 @@ class ScheduledStrategy(Strategy):
     def __init__(
         self,
         strategy: Strategy,
-        policy: str = "cs-ucb-q",
+        policy: str = "cs-ucb-q-adaptive",
         *,
         num_selected: int,
         tau_max_s: float,

@@ -29,8 +29,8 @@ def test_every_flag_can_come_from_the_environment(
     for command in (group, *group.commands.values()):
         context = click.Context(command, parent) if command is not group else parent
         for option in command.params:
-            if option.opts[0] == "--version":
-                continue  # from the environment it would end every start, and well
+            if option.name == "version":  # an action: it would replace the program
+                continue
             if command is group or option.opts[0] in shared:
                 variable = f"{prefix}_{option.opts[0].strip('-').replace('-', '_').upper()}"
                 monkeypatch.setenv(variable, "here")
@@ -134,7 +134,33 @@ def test_continue_resumes_what_is_there_and_begins_what_is_not(
     (tmp_path / "run" / "config.toml").write_text("rounds = 5\nbeta = 0.25\n")
     assert server_main([*arguments, "--beta", "0.5"]) == 2
     assert "resumed with its settings: beta = 0.25, not 0.5" in capsys.readouterr().err
+    (tmp_path / "run" / "config.toml").write_text('insecure = true\nmetrics = "127.0.0.1:1"\n')
+    assert server_main([*arguments, "--address", "192.0.2.1:9092"]) == 2
+    assert "or with --insecure" in capsys.readouterr().err, "what was taken back is taken back"
+    (tmp_path / "run" / "config.toml").write_text("beta = 0.25\n")
+    assert server_main(arguments) == 2
+    assert "beta = 0.25, not 0.001" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run")
     taken = ["--address", "192.0.2.1:9092", "--insecure"]  # an address that is nobody's
     assert server_main([*arguments, *taken, "--beta", "0.5"]) == 2
     assert "address" in capsys.readouterr().err
+
+
+def test_variables_that_nothing_is_meant_by_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLOWER_SERVER_RONDS", "5")
+    assert server_main([]) == 2
+    assert "did you mean FLOWER_SERVER_ROUNDS?" in capsys.readouterr().err
+    monkeypatch.delenv("FLOWER_SERVER_RONDS")
+    monkeypatch.setenv("FLOWER_SERVER_VERSION", "1")
+    assert server_main(["health", "--address", "127.0.0.1:1", "--timeout-s", "2"]) == 1, "no health"
+
+
+def test_flags_before_a_command_count(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["--address", "127.0.0.1:1", "health", "--timeout-s", "2"],
+        ["--address", "127.0.0.1:2", "status", "--address", "127.0.0.1:1", "--timeout-s", "2"],
+    ):
+        assert server_main(arguments) == 1
+        assert "127.0.0.1:1:" in capsys.readouterr().err
