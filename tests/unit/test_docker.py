@@ -157,6 +157,13 @@ def test_certs_makes_what_is_wanted_and_refuses_what_it_does_not_know(tmp_path: 
     assert "must be renew, or nothing" in done.stderr
 
 
+def test_every_variable_of_compose_is_listed() -> None:
+    listed = set(re.findall(r"^# ([A-Z_]+)=", (DOCKER / ".env.example").read_text(), re.MULTILINE))
+    for file in FILES:
+        used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)", (DOCKER / file).read_text()))
+        assert used <= listed, file
+
+
 def test_versions_are_the_packages() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for file in ("Dockerfile", *FILES):
