@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import ipaddress
 import logging
 import math
+import os
+import re
 import signal
 import socket
 import sys
@@ -36,6 +39,9 @@ _NODE_CONFIG: Final = (
     "compute",
 )
 """Flags that the ClientApp reads from its node configuration, under their kebab-case names."""
+_PREFIX: Final = "FLOWER_CLIENT"
+_HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/@\[\]]+")
+_WARN_DAYS: Final = 30
 
 
 def main(
@@ -97,10 +103,10 @@ _tls = click.option(
     invoke_without_command=True,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "auto_envvar_prefix": "FLOWER_CLIENT",
+        "auto_envvar_prefix": _PREFIX,
     },
 )
-@click.version_option(package_version(), prog_name="flower-client")
+@click.version_option(package_version(), prog_name="flower-client", allow_from_autoenv=False)
 @_server
 @_name
 @click.option("--partition-id", type=click.IntRange(min=0), help="Which share of MNIST, from 0.")
@@ -149,6 +155,7 @@ def cli(
 
     Every flag can come from the environment, --distance-m as FLOWER_CLIENT_DISTANCE_M.
     """
+    _check_environment(context)
     if context.invoked_subcommand is not None:
         return
     if slots is not None:
@@ -161,11 +168,7 @@ def cli(
         node["partition_id"], _lock = take_slot(slots, node["num_partitions"])
         name = f"client-{node['partition_id']}"
     _check_address(address, secure=tls is not None or insecure)
-    credentials = None
-    if tls is not None:
-        from client.credentials import channel_credentials
-
-        credentials = channel_credentials(tls, name)
+    credentials = _credentials(tls, name)
     node_config = {
         key.replace("_", "-"): node[key] for key in _NODE_CONFIG if node[key] is not None
     }
@@ -186,6 +189,8 @@ def cli(
     flower = logging.getLogger("flwr")  # its own handler would say everything a second time
     flower.handlers.clear()
     flower.propagate = True
+    if tls is not None:
+        _warn_of_expiry(tls, name)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
     if app_path == _OUR_APP and "data-dir" in node_config:
@@ -228,27 +233,87 @@ def cli(
 @_name
 @_tls
 @click.option("--timeout-s", type=float, default=5.0, show_default=True)
-def health(address: str, name: str, tls: Path | None, timeout_s: float) -> None:
+@click.pass_context
+def health(
+    context: click.Context, /, address: str, name: str, tls: Path | None, timeout_s: float
+) -> None:
     """Exit with 0 if the server answers that it serves, else with 1."""
     import grpc
 
     from client.health import check_health
 
+    address, name, tls = (
+        _own_or_programs(context, key, value)
+        for key, value in (("address", address), ("name", name), ("tls", tls))
+    )
     _check_address(address, secure=True)
-    if tls is None:
+    credentials = _credentials(tls, name)
+    if credentials is None:
         channel = grpc.insecure_channel(address)
     else:
-        from client.credentials import channel_credentials
-
-        channel = grpc.secure_channel(address, channel_credentials(tls, name))
+        channel = grpc.secure_channel(address, credentials)
     with channel:
         check_health(channel, address, timeout_s)
     click.echo("serving")
 
 
+def _own_or_programs(context: click.Context, key: str, value: Any) -> Any:
+    """Return a subcommand's flag, or what the program was given before the subcommand."""
+    if context.parent is None or context.get_parameter_source(key) == ParameterSource.COMMANDLINE:
+        return value
+    return context.parent.params[key]
+
+
+def _check_environment(context: click.Context) -> None:
+    """Refuse variables that look like flags and are none: their values would go unheard."""
+    known: set[str] = set()
+    for command, prefix in (
+        (cli, _PREFIX),
+        *((command, f"{_PREFIX}_{name.upper()}") for name, command in cli.commands.items()),
+    ):
+        params = (each for each in command.params if isinstance(each, click.Option))
+        options = [each for each in params if each.allow_from_autoenv]
+        known.update(f"{prefix}_{(each.name or '').upper()}" for each in options)
+        known.update(each.envvar for each in options if isinstance(each.envvar, str))
+    for variable in sorted(os.environ.keys() - known):
+        if variable.startswith(f"{_PREFIX}_") and os.environ[variable]:
+            close = difflib.get_close_matches(variable, sorted(known), n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ClientConfigError(f"{variable} is set in the environment, and no flag{hint}")
+
+
+def _credentials(tls: Path | None, name: str) -> Any:
+    """Read the TLS files, and let what is said of a broken connection know of them."""
+    from client.credentials import channel_credentials, client_files, expiry, load_certificate
+    from client.health import use_tls
+
+    use_tls(None)
+    if tls is None:
+        return None
+    credentials = channel_credentials(tls, name)
+    certificate = load_certificate(client_files(tls, name)[1])
+
+    def own_fault() -> str:
+        text = expiry(certificate)
+        return f"{name}'s certificate {text}: renew it with flower-certs, restart" if text else ""
+
+    use_tls(own_fault)
+    return credentials
+
+
+def _warn_of_expiry(tls: Path, name: str) -> None:
+    from client.credentials import client_files, days_left, load_certificate
+
+    days = days_left(load_certificate(client_files(tls, name)[1]))
+    if days < _WARN_DAYS:
+        logging.getLogger(__name__).warning(
+            "%s: its certificate expires in %d days: renew it with flower-certs", name, days
+        )
+
+
 def _check_address(address: str, *, secure: bool) -> None:
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not _HOST.fullmatch(host) or not port.isdigit() or not 0 < int(port) < 65536:
         raise ClientConfigError(f"server = {address!r}: must be HOST:PORT")
     if not secure and not _is_loopback(host):
         raise ClientConfigError(

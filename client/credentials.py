@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from pathlib import Path
 
 import grpc
@@ -12,12 +13,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from client.errors import ClientConfigError
+from client.errors import CertificateTimeError, ClientConfigError
 
 __all__ = [
     "channel_credentials",
     "check_pair",
+    "client_files",
     "common_name",
+    "days_left",
+    "expiry",
     "load_certificate",
     "load_key",
     "server_credentials",
@@ -36,13 +40,18 @@ def channel_credentials(folder: Path, name: str) -> grpc.ChannelCredentials:
 
     Raises
     ------
-    ClientConfigError
+    ClientConfigError, CertificateTimeError
         If a file is missing, or the server would refuse the certificate.
     """
-    own = folder / "clients" if (folder / "clients" / f"{name}.pem").exists() else folder
-    ca, certificate, key = folder / "ca.pem", own / f"{name}.pem", own / f"{name}.key"
+    ca, certificate, key = client_files(folder, name)
     check_pair(ca, certificate, key, name=name)
     return grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), certificate.read_bytes())
+
+
+def client_files(folder: Path, name: str) -> tuple[Path, Path, Path]:
+    """Return where a client's authority, certificate and key are."""
+    own = folder / "clients" if (folder / "clients" / f"{name}.pem").exists() else folder
+    return folder / "ca.pem", own / f"{name}.pem", own / f"{name}.key"
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
@@ -52,7 +61,7 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
 
     Raises
     ------
-    ClientConfigError
+    ClientConfigError, CertificateTimeError
         If a file is missing, or clients would refuse the certificate.
     """
     ca, certificate, key = folder / "ca.pem", folder / "server.pem", folder / "server.key"
@@ -85,7 +94,9 @@ def check_pair(
     ------
     ClientConfigError
         If a file is missing or unreadable, the key is another certificate's, the authority is
-        another, the certificate has expired, or it is issued to somebody else.
+        another, or the certificate is issued to somebody else.
+    CertificateTimeError
+        If the certificate has expired or is not valid yet.
     """
     own, authority = load_certificate(certificate), load_certificate(ca)
     if load_key(key).public_key() != own.public_key():
@@ -94,21 +105,33 @@ def check_pair(
         own.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         raise ClientConfigError(f"{certificate} was not issued by {ca}") from None
-    now = now or datetime.datetime.now(datetime.UTC)
-    if now > own.not_valid_after_utc:
-        raise ClientConfigError(
-            f"{certificate} expired on {own.not_valid_after_utc:%Y-%m-%d}:"
-            " renew it with flower-certs"
-        )
-    if now < own.not_valid_before_utc:
-        raise ClientConfigError(
-            f"{certificate} is not valid before {own.not_valid_before_utc:%Y-%m-%d}:"
-            " is this machine's clock right?"
-        )
     if name is not None and common_name(own) != name:
         raise ClientConfigError(
             f"{certificate} is issued to {common_name(own)!r}: this client is {name!r}"
         )
+    now = now or datetime.datetime.now(datetime.UTC)
+    if text := expiry(own, now):
+        raise CertificateTimeError(f"{certificate} {text}: renew it with flower-certs")
+    if now < own.not_valid_before_utc:
+        raise CertificateTimeError(
+            f"{certificate} is not valid before {own.not_valid_before_utc:%Y-%m-%d}:"
+            " is this machine's clock right?"
+        )
+
+
+def expiry(certificate: x509.Certificate, now: datetime.datetime | None = None) -> str:
+    """Return ``expired on DATE``, or nothing if a certificate has not expired."""
+    end = certificate.not_valid_after_utc
+    return f"expired on {end:%Y-%m-%d}" if _rest(certificate, now) < datetime.timedelta() else ""
+
+
+def days_left(certificate: x509.Certificate, now: datetime.datetime | None = None) -> int:
+    """Return for how many whole days a certificate is still valid."""
+    return math.floor(_rest(certificate, now) / datetime.timedelta(days=1))
+
+
+def _rest(certificate: x509.Certificate, now: datetime.datetime | None) -> datetime.timedelta:
+    return certificate.not_valid_after_utc - (now or datetime.datetime.now(datetime.UTC))
 
 
 def common_name(certificate: x509.Certificate) -> str:

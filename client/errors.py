@@ -5,5 +5,12 @@ class ClientConfigError(ValueError):
     """A client was configured wrongly."""
 
 
+class CertificateTimeError(ConnectionError):
+    """A certificate is not valid at this time; unlike a wrong setting that may pass by itself.
+
+    A device without a clock of its own believes to be in the past until it hears of the time.
+    """
+
+
 class MnistUnavailableError(RuntimeError):
     """MNIST is neither in the cache folder nor to be had; the text says what to do."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client.errors import ClientConfigError
 
-__all__ = ["check_health", "check_timeout", "no_answer", "tls_hint"]
+__all__ = ["check_health", "check_timeout", "no_answer", "tls_hint", "use_tls"]
+
+_own_fault: Callable[[], str] | None = None
+"""Tells what is wrong with this process's certificate by now; none without TLS."""
 
 
 def check_health(channel: grpc.Channel, address: str, timeout_s: float) -> None:
@@ -56,6 +61,18 @@ def no_answer(address: str, error: grpc.RpcError) -> ConnectionError:
     return ConnectionError(f"no flower-server answers at {address}: {reason}{tls_hint(reason)}")
 
 
+def use_tls(own_fault: Callable[[], str] | None) -> None:
+    """Let hints know whether this process connects with TLS.
+
+    Parameters
+    ----------
+    own_fault : callable, optional
+        Returns what is wrong with its certificate by now, or nothing; None without TLS.
+    """
+    global _own_fault
+    _own_fault = own_fault
+
+
 def tls_hint(reason: str) -> str:
     """Return what may be behind a connection that breaks before anything was said.
 
@@ -65,7 +82,13 @@ def tls_hint(reason: str) -> str:
         What gRPC says.
     """
     words = reason.lower()
-    if "socket closed" in words or "connection reset" in words or "settings frame" in words:
+    broken = "socket closed" in words or "connection reset" in words or "settings frame" in words
+    if _own_fault is not None and (broken or "handshake" in words):
+        doubt = "is the server's certificate valid, and does it come from the same authority?"
+        if "certificate has expired" in words:  # our end says so, of theirs
+            doubt = "the server's: renew it with flower-certs, restart the server"
+        return f" ({_own_fault() or doubt})"
+    if broken:
         return " (does it want --tls, or is it no flower-server?)"
     if "handshake" in words:
         return " (does it speak without TLS, or is its certificate another authority's?)"

@@ -31,12 +31,18 @@ def take_slot(folder: Path, count: int) -> tuple[int, filelock.BaseFileLock]:
     Raises
     ------
     ClientConfigError
-        If every number is taken.
-    OSError
-        If the folder cannot be written.
+        If every number is taken, or the folder cannot be written.
     """
     for number in range(count):
-        lock = filelock.FileLock(folder / f"{number}.lock")
+        file = folder / f"{number}.lock"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.touch()  # a lock takes a file that cannot be made for one that is taken
+        except OSError as error:
+            raise ClientConfigError(
+                f"slots = {str(folder)!r}: must be a folder that can be written: {error.strerror}"
+            ) from None
+        lock = filelock.FileLock(file)
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:

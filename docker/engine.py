@@ -11,10 +11,12 @@ import ast
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +29,15 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCKERFILE: Final = ROOT / "docker" / "Dockerfile"
 _TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu/torch/"
+_PACKAGES: Final = ("click", "filelock", "flwr", "torch")
+"""What is imported here or by our client's code, to fetch the data and to lock the storage."""
+_NAMESPACES: Final = Path("/run/netns")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+OWN_PREFIX: Final = f"flower-verify-{os.getpid()}-"
+"""Of the names of all that is made outside the storage: whose process is dead is nobody's."""
+_REMAINS: Final = re.compile(r"flower-verify-(\d+)-.+")
+NEEDS_GB: Final = {"new": 6.0, "kept": 2.0, "temporary": 2.0}
+"""Free space that a build takes: in the storage, without and with base layers, and beside it."""
 
 
 class EngineError(RuntimeError):
@@ -127,7 +138,25 @@ class Images:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.notes: list[str] = []
+
+    def free_space(self) -> str:
+        """Return where there is too little space for a build; nothing if there is enough."""
+        kept = (self._folder / "storage" / "overlay-layers").exists()
+        places = {self._folder: NEEDS_GB["kept" if kept else "new"]}
+        # buildah's own choice, and Python's for the volumes.
+        for place in (Path(os.environ.get("TMPDIR", "/var/tmp")), Path(tempfile.gettempdir())):
+            places.setdefault(place, NEEDS_GB["temporary"])
+        for place, needed_gb in places.items():
+            free_gb = shutil.disk_usage(place).free / 1e9
+            if free_gb < needed_gb:
+                return f"{place} has {free_gb:.1f} GB free and {needed_gb:g} GB are needed"
+        return ""
+
+    def remove_remains(self) -> int:
+        """Remove the containers of a build that was killed; return how many there were."""
+        if not (self._folder / "storage").exists():
+            return 0
+        return len(self.buildah("rm", "--all").split())
 
     def buildah(self, *words: str | Path, timeout_s: float = 120.0) -> str:
         """Run buildah on the storage."""
@@ -141,32 +170,41 @@ class Images:
             *("build", "--format=docker", "--isolation=chroot", "--layers", "--pull-never"),
             *(f"--build-arg={key}={value}" for key, value in arguments.items()),
             *(f"--volume={path}:{path}:ro" for path in self._mounts),
-            f"--secret=id=pip.conf,src={self._folder / 'pip.conf'}",
+            f"--secret=id=pip.conf,src={self._settings}",
             *("--file", DOCKERFILE, "--target", target, "--tag", f"localhost/verify/{target}"),
             ROOT,
             timeout_s=1500.0,
         )
         return f"localhost/verify/{target}"
 
-    def prepare(self) -> None:
-        """Find what the images are built from: the public defaults, or what this machine has."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def prepare(self, folder: Path) -> None:
+        """Find what the images are built from: the public defaults, or what this machine has.
+
+        Parameters
+        ----------
+        folder : Path
+            A temporary one, for a secret: pip's settings may hold passwords.
+        """
         settings, self._mounts = _pip_settings()
         lines = [f"{key} = {value}" for key, value in settings.items()]
-        (self._folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
+        self._settings = folder / "pip.conf"
+        self._settings.touch(mode=0o600, exist_ok=False)
+        self._settings.write_text("\n".join(["[global]", *lines, ""]))
+        (self._folder / "pip.conf").unlink(missing_ok=True)  # where it once was left
         self._arguments = {"PYTHON_IMAGE": self._base()} | self._torch()
 
     def _base(self) -> str:
         public = _default("PYTHON_IMAGE")
         if "localhost/verify/base" in self.buildah("images", "--format={{.Name}}"):
-            self.notes.append("base: the one kept from an earlier run")
+            self._note("base: the one kept from an earlier run")
             return "localhost/verify/base"
         with suppress(EngineError):
+            print(f"pulling {public}", flush=True)
             self.buildah("pull", "--retry=0", public, timeout_s=600.0)
-            self.notes.append(f"base: {public}")
+            self._note(f"base: {public}")
             return public
         suite = public.rpartition("-")[2]
-        self.notes.append(f"base: debootstrap's {suite}, since {public} cannot be pulled")
+        self._note(f"base: debootstrap's {suite}, since {public} cannot be pulled; takes a minute")
         system = self._folder / "base"
         shutil.rmtree(system, ignore_errors=True)
         try:
@@ -186,16 +224,19 @@ class Images:
 
     def _torch(self) -> dict[str, str]:
         with suppress(OSError), urllib.request.urlopen(_TORCH_INDEX, timeout=10):
-            self.notes.append(f"torch: from {_default('TORCH_INDEX_URL')}")
+            self._note(f"torch: from {_default('TORCH_INDEX_URL')}")
             return {}
         versions = run(sys.executable, "-m", "pip", "index", "versions", "torch", timeout_s=120.0)
         found = [word.strip(",") for word in versions.split() if word.strip(",").endswith("+cpu")]
         torch = f"torch=={found[0]}" if found else "torch"
         if not found:
-            self.notes.append("torch: with CUDA, some gigabytes: no other is to be had here")
+            self._note("torch: with CUDA, some gigabytes: no other is to be had here")
         else:
-            self.notes.append(f"torch: {found[0]} from pip's own sources; PyTorch's is not reached")
+            self._note(f"torch: {found[0]} from pip's own sources; PyTorch's is not reached")
         return {"TORCH": torch, "TORCH_INDEX_URL": ""}
+
+    def _note(self, text: str) -> None:
+        print(text, flush=True)
 
     @contextmanager
     def mounted(self, name: str) -> Iterator[Image]:
@@ -296,11 +337,10 @@ class Network:
 
     def __init__(self, rates_mbit: Mapping[str, float]) -> None:
         self._rates_mbit = rates_mbit
-        self._prefix = f"verify-{os.getpid()}-"
 
     def path(self, name: str) -> Path:
         """Return the file of a namespace."""
-        return Path("/run/netns") / f"{self._prefix}{name}"
+        return _NAMESPACES / f"{OWN_PREFIX}{name}"
 
     def server_address(self, name: str) -> str:
         """Return where a namespace finds the server."""
@@ -417,7 +457,7 @@ class Project:
         spec["hostname"] = host
         spec["mounts"].append(_bind(bundle / "hosts", "/etc/hosts", read_only=True))
         (bundle / "config.json").write_text(json.dumps(spec))
-        identity = f"verify-{os.getpid()}-{bundle.name}"
+        identity = f"{OWN_PREFIX}{bundle.name}"
         log = self.folder / "logs" / f"{bundle.name}.log"
         container = Container(identity, bundle, log, self.folder / "runc")
         self.containers.append(container)
@@ -579,6 +619,61 @@ class Container:
             self._process.wait()
 
 
+def remove_remains() -> list[str]:
+    """Remove what runs that were killed have left; return their names.
+
+    Containers, namespaces, control groups and temporary folders carry the process id of the run
+    that made them. Whose process lives is left alone.
+    """
+    found = []
+    folders = _of_the_dead(Path(tempfile.gettempdir()))
+    for state in (state for folder in folders for state in folder.glob("*/runc/*")):
+        if _REMAINS.fullmatch(state.name):
+            with suppress(EngineError):
+                run("runc", "--root", state.parent, "delete", "--force", state.name)
+            found.append(f"container {state.name}")
+    for group in (path for path in _CGROUPS.rglob("flower-verify-*") if _is_of_the_dead(path)):
+        _empty(group)
+        with suppress(OSError):
+            group.rmdir()
+            found.append(f"control group {group}")
+    for namespace in _of_the_dead(_NAMESPACES):
+        run("ip", "netns", "delete", namespace.name)
+        found.append(f"network namespace {namespace.name}")
+    for folder in folders:
+        shutil.rmtree(folder)
+        found.append(f"folder {folder}")
+    return found
+
+
+def _of_the_dead(folder: Path) -> list[Path]:
+    """Return what is in a folder and whose name carries the id of a process that is no more."""
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if _is_of_the_dead(path)]
+
+
+def _is_of_the_dead(path: Path) -> bool:
+    match = _REMAINS.fullmatch(path.name)
+    if match is None or Path("/proc", match[1]).exists():
+        return False
+    return path.lstat().st_uid == os.geteuid()
+
+
+def _empty(group: Path) -> None:
+    """Kill what runs in a control group of a container that runc does not know any more."""
+
+    def processes() -> list[int]:
+        with suppress(OSError):  # the group itself ends with runc's last look at it
+            return [int(line) for line in (group / "cgroup.procs").read_text().split()]
+        return []
+
+    for process in processes():
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    wait_until(lambda: not processes(), 10, f"{group} is empty")
+
+
 def _bind(source: Path, target: str, *, read_only: bool) -> dict[str, Any]:
     options = ["rbind", "nosuid", "nodev", "ro" if read_only else "rw"]
     return {"destination": target, "type": "bind", "source": str(source), "options": options}
@@ -589,13 +684,19 @@ def missing() -> str:
     if sys.platform != "linux":
         return "needs Linux"
     if os.geteuid() != 0:
-        return f"needs root, and this is {pwd.getpwuid(os.geteuid()).pw_name}"
+        who = f"user {os.geteuid()}"
+        with suppress(KeyError):  # a user without an entry
+            who = pwd.getpwuid(os.geteuid()).pw_name
+        return f"needs root, and this is {who}"
     programs = ("buildah", "debootstrap", "runc", "ip", "tc")
     absent = [name for name in programs if shutil.which(name) is None]
     if absent:
         return f"lacks {', '.join(absent)}: see .ci/install-system-packages"
+    absent = [name for name in _PACKAGES if find_spec(name) is None]
+    if absent:
+        return f"lacks Python's {', '.join(absent)}: `make verify-images` brings all"
     try:
         compose_command()
     except EngineError as error:
-        return str(error)
+        return f"{error}: `make verify-images` brings the latter"
     return ""

@@ -6,7 +6,7 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from client.credentials import load_certificate, load_key
+from client.credentials import check_pair, expiry, load_certificate, load_key
+from client.errors import ClientConfigError
 from strategies import ConfigError
 
 CA_DAYS: Final = 3650
@@ -59,14 +60,101 @@ class CertificateFolder:
         ConfigError
             If an authority exists already, or a host is missing or is neither name nor address.
         """
-        if not hosts:
-            raise ConfigError("host", "", "at least one name or address of the server")
-        for host in hosts:
-            _check_host(host)
-        if (self.path / "ca.key").exists():
+        _general_names(hosts)
+        if self._has_authority():
             raise ConfigError(
-                "certificates", str(self.path), "a folder without an authority, or use renew"
+                "certificates",
+                str(self.path),
+                "a folder without an authority, or use ensure or renew",
             )
+        self._create_authority()
+        self.issue_server(hosts)
+
+    def ensure(self, hosts: Sequence[str], clients: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Make what is missing, and anew what is broken, has expired or names other hosts.
+
+        What a crash has left half made is missing, so doing it again is always right.
+
+        Parameters
+        ----------
+        hosts : sequence of str
+            Names and addresses under which clients reach the server.
+        clients : sequence of str
+            Names of the clients; others that have a certificate are left alone.
+
+        Yields
+        ------
+        tuple of str
+            Each name for which a certificate was made, and why.
+
+        Raises
+        ------
+        ConfigError
+            If a host or a name cannot be one, or one of the authority's files is gone.
+        """
+        names = _general_names(hosts)
+        for client in clients:
+            _check_client(client)
+        if not self._has_authority():
+            self._create_authority()
+            yield "authority", "there was none"
+        if reason := self._fault("server") or self._other_hosts(names):
+            self.issue_server(hosts)
+            yield "server", reason
+        for client in clients:
+            if reason := self._fault(f"clients/{client}"):
+                self.issue_client(client)
+                yield client, reason
+
+    def _has_authority(self) -> bool:
+        """Tell whether there is an authority.
+
+        Raises
+        ------
+        ConfigError
+            If half of one is there, after which certificates were issued.
+        """
+        certificate, key = self.path / "ca.pem", self.path / "ca.key"
+        if _is_written(certificate) and _is_written(key):
+            return True
+        issued = _is_written(certificate) or _is_written(self.path / "server.pem")
+        if issued or any((self.path / "clients").glob("*.pem")):
+            lost = key if _is_written(certificate) else certificate
+            raise ConfigError(
+                "certificates",
+                str(self.path),
+                f"a folder with {lost.name}: bring it back, or delete {certificate.name},"
+                f" {key.name}, server.* and clients there, and give every client new files",
+            )
+        return False  # a key alone has signed nothing
+
+    def _fault(self, file: str) -> str:
+        """Return what is wrong with a pair of files; nothing if it serves."""
+        certificate, key = self.path / f"{file}.pem", self.path / f"{file}.key"
+        if not _is_written(certificate) or not _is_written(key):
+            return "there was none"
+        try:
+            if text := expiry(load_certificate(certificate)):
+                return text
+            check_pair(self.path / "ca.pem", certificate, key)
+        except ClientConfigError as error:
+            return str(error)
+        return ""
+
+    def _other_hosts(self, names: x509.SubjectAlternativeName) -> str:
+        held = self._server_names()
+        if set(held) == set(names):
+            return ""
+        return f"names {_spelled(names)} now, not {_spelled(held)}"
+
+    def _server_names(self) -> x509.SubjectAlternativeName:
+        extensions = load_certificate(self.path / "server.pem").extensions
+        try:
+            return extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            return x509.SubjectAlternativeName([])
+
+    def _create_authority(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("flower-client-scheduling")
@@ -76,12 +164,10 @@ class CertificateFolder:
             x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False
         )
         _write_pair(self.path / "ca", builder.sign(key, hashes.SHA256()), key)
-        self.issue_server(hosts)
 
     def issue_server(self, hosts: Sequence[str]) -> None:
         """Make the server's certificate, or a new one in its place."""
-        names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-        self._issue("server", "server", _SERVER_USAGES, names)
+        self._issue("server", "server", _SERVER_USAGES, _general_names(hosts))
 
     def issue_client(self, name: str) -> Path:
         """Make a client's certificate, or a new one in its place; return its file.
@@ -91,17 +177,19 @@ class CertificateFolder:
         ConfigError
             If the name is not 1 to 64 letters, digits, dots, dashes or underscores.
         """
-        if not _CLIENT_NAME.fullmatch(name):
-            raise ConfigError(
-                "name", name, "1 to 64 letters, digits, '.', '-' or '_', beginning with one of them"
-            )
+        _check_client(name)
         names = x509.SubjectAlternativeName([x509.DNSName(name)])
         return self._issue(f"clients/{name}", name, [ExtendedKeyUsageOID.CLIENT_AUTH], names)
 
-    def renew(self) -> list[str]:
-        """Make new certificates for the server and every client; return their names."""
-        server = load_certificate(self.path / "server.pem")
-        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    def renew(self, hosts: Sequence[str] = ()) -> list[str]:
+        """Make new certificates for the server and every client; return their names.
+
+        Parameters
+        ----------
+        hosts : sequence of str
+            Names and addresses of the server, instead of those in its certificate.
+        """
+        names = _general_names(hosts) if hosts else self._server_names()
         self._issue("server", "server", _SERVER_USAGES, names)
         clients = sorted(path.stem for path in (self.path / "clients").glob("*.pem"))
         for client in clients:
@@ -117,6 +205,10 @@ class CertificateFolder:
     ) -> Path:
         authority = load_certificate(self.path / "ca.pem")
         authority_key = load_key(self.path / "ca.key")
+        if authority_key.public_key() != authority.public_key():
+            raise ConfigError(
+                "certificates", str(self.path), "a folder whose ca.key is that of its ca.pem"
+            )
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), authority.subject, key.public_key(), LEAF_DAYS)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
@@ -132,6 +224,29 @@ class CertificateFolder:
 
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _check_client(name: str) -> None:
+    if not _CLIENT_NAME.fullmatch(name):
+        raise ConfigError(
+            "name", name, "1 to 64 letters, digits, '.', '-' or '_', beginning with one of them"
+        )
+
+
+def _is_written(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _general_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    if not hosts:
+        raise ConfigError("host", "", "at least one name or address of the server")
+    for host in hosts:
+        _check_host(host)
+    return x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+
+
+def _spelled(names: x509.SubjectAlternativeName) -> str:
+    return ", ".join(str(name.value) for name in names) or "nobody"
 
 
 def _check_host(host: str) -> None:
@@ -165,7 +280,11 @@ def _builder(
 
 
 def _write_pair(base: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Path:
-    """Write ``base.key`` for its owner alone and ``base.pem``; return the latter."""
+    """Write ``base.key`` for its owner alone and ``base.pem``; return the latter.
+
+    Each is there whole or not at all, also after a power cut. The certificate comes last: with it
+    the pair is complete.
+    """
     secret = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -181,5 +300,12 @@ def _write_pair(base: Path, certificate: x509.Certificate, key: ec.EllipticCurve
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(descriptor)
         os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     return certificate_file

@@ -65,7 +65,33 @@ def client(folder: Path, names: tuple[str, ...]) -> None:
 
 @cli.command()
 @_folder
-def renew(folder: Path) -> None:
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    required=True,
+    help="Name or address under which clients reach the server; may be repeated.",
+)
+@click.argument("names", nargs=-1)
+def ensure(folder: Path, hosts: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Make what is missing of an authority, a server and clients NAMES.
+
+    Says what was made and why. A certificate that is broken, has expired or, the server's, names
+    other hosts is made anew; what is whole stays as it is.
+    """
+    for name, reason in CertificateFolder(folder).ensure(hosts, names):
+        click.echo(f"{name}: new certificate ({reason})")
+
+
+@cli.command()
+@_folder
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    help="Name or address of the server; may be repeated.  [default: those it has]",
+)
+def renew(folder: Path, hosts: tuple[str, ...]) -> None:
     """Make new certificates for the server and every client, in the place of the old ones."""
-    for name in CertificateFolder(folder).renew():
+    for name in CertificateFolder(folder).renew(hosts):
         click.echo(name)

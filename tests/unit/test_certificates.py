@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from client.credentials import check_pair, common_name, load_certificate
-from client.errors import ClientConfigError
+from client.cli import main as client_main
+from client.credentials import check_pair, common_name, expiry, load_certificate
+from client.errors import CertificateTimeError, ClientConfigError
+from client.health import tls_hint, use_tls
 from server.certificates import CertificateFolder
 from server.certs_cli import main
 from strategies import ConfigError
@@ -104,7 +106,7 @@ def test_validity(folder: CertificateFolder, days: int, message: str) -> None:
     folder.issue_client("dev-1")
     base = folder.path / "clients" / "dev-1"
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-    with pytest.raises(ClientConfigError, match=message):
+    with pytest.raises(CertificateTimeError, match=message):
         check_pair(
             folder.path / "ca.pem", base.with_suffix(".pem"), base.with_suffix(".key"), now=now
         )
@@ -141,4 +143,106 @@ def test_command_line(
     assert main(["renew"]) == 0
     assert capsys.readouterr().out.splitlines()[-3:] == ["server", "dev-1", "dev-2"]
     assert main(["init"]) == 2
-    assert "must be a folder without an authority, or use renew" in capsys.readouterr().err
+    assert "without an authority, or use ensure or renew" in capsys.readouterr().err
+    for expected in (
+        ["server: new certificate (names ap.example now, not 10.0.0.1)"],
+        [],
+    ):
+        assert main(["ensure", "--host", "ap.example", "dev-1"]) == 0
+        assert capsys.readouterr().out.splitlines() == expected
+    assert main(["renew", "--host", "b.example"]) == 0
+    assert hosts(CertificateFolder(tmp_path / "certs")) == ["b.example"]
+
+
+def hosts(folder: CertificateFolder) -> list[str]:
+    extensions = load_certificate(folder.path / "server.pem").extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
+def issue_in_the_past(
+    folder: CertificateFolder, name: str, days: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue a certificate that has `days` left."""
+    with monkeypatch.context() as patch:
+        patch.setattr("server.certificates._SKEW", datetime.timedelta(days=100))
+        patch.setattr("server.certificates.LEAF_DAYS", days)
+        folder.issue_client(name)
+
+
+@pytest.mark.parametrize("broken", ["server", "clients/dev-1"])
+@pytest.mark.parametrize("fault", ["no key", "no certificate", "empty", "cut", "other key"])
+def test_ensure_heals_what_a_crash_has_left(
+    broken: str, fault: str, folder: CertificateFolder
+) -> None:
+    names = ["localhost", "127.0.0.1", "ap.example"]
+    assert dict(folder.ensure(names, ["dev-1", "dev-2"])) == dict.fromkeys(
+        ["dev-1", "dev-2"], "there was none"
+    )
+    key, certificate = folder.path / f"{broken}.key", folder.path / f"{broken}.pem"
+    if fault == "no key":
+        key.unlink()
+    elif fault == "no certificate":
+        certificate.unlink()
+    elif fault == "empty":
+        certificate.write_text("")
+    elif fault == "cut":
+        certificate.write_text(certificate.read_text()[:100])
+    else:
+        key.write_text((folder.path / "clients" / "dev-2.key").read_text())
+    assert [name for name, _ in folder.ensure(names, ["dev-1", "dev-2"])] == [Path(broken).name]
+    check_pair(folder.path / "ca.pem", certificate, key)
+    assert not list(folder.ensure(names, ["dev-1", "dev-2"]))
+
+
+def test_ensure_replaces_what_has_expired(
+    folder: CertificateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issue_in_the_past(folder, "dev-1", -1, monkeypatch)
+    with pytest.raises(CertificateTimeError, match="expired on"):
+        check_client(folder, "dev-1")
+    ((name, reason),) = folder.ensure(["localhost", "127.0.0.1", "ap.example"], ["dev-1"])
+    assert (name, reason[:10]) == ("dev-1", "expired on")
+    check_client(folder, "dev-1")
+
+
+def test_half_an_authority_is_made_whole_only_if_it_has_signed_nothing(
+    folder: CertificateFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "ca.key").write_text("")
+    made = CertificateFolder(tmp_path / "new").ensure(["localhost"], ["dev-1"])
+    assert [name for name, _ in made] == ["authority", "server", "dev-1"]
+    for lost in ("ca.key", "ca.pem"):
+        whole = (folder.path / lost).read_bytes()
+        (folder.path / lost).unlink()
+        with pytest.raises(ConfigError, match=f"a folder with {lost}: bring it back, or delete"):
+            list(folder.ensure(["localhost"], []))
+        (folder.path / lost).write_bytes(whole)
+    (folder.path / "ca.key").write_bytes((tmp_path / "new" / "ca.key").read_bytes())
+    with pytest.raises(ConfigError, match="a folder whose ca"):
+        folder.issue_client("dev-1")
+
+
+def test_expiry_is_said_in_time_and_as_the_cause(
+    folder: CertificateFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    share = "--server 127.0.0.1:1 --name dev-1 --partition-id 0 --num-partitions 1 --app no:app"
+    words = [*share.split(), "--tls", str(folder.path)]
+    issue_in_the_past(folder, "dev-1", 12, monkeypatch)
+    assert client_main(words) == 2
+    assert "dev-1: its certificate expires in 11 days" in caplog.text
+    assert tls_hint("Socket closed").startswith(" (is the server's certificate valid")
+    assert "renew it" in tls_hint("handshake failed: certificate has expired")
+    issue_in_the_past(folder, "dev-1", -1, monkeypatch)
+    assert client_main(words) == 1, "the clock may be wrong: trying again may help"
+    assert "expired on" in capsys.readouterr().err
+    certificate = load_certificate(folder.path / "clients" / "dev-1.pem")
+    use_tls(lambda: expiry(certificate))
+    assert tls_hint("Socket closed").startswith(" (expired on")
+    assert client_main(words[:-2]) == 2
+    assert "does it want --tls" in tls_hint("Socket closed")

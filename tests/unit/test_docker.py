@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -13,7 +15,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
+
+from client.cli import cli
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -97,11 +102,77 @@ def test_no_client_reaches_another_ones_key_or_the_authoritys() -> None:
         assert certificates == {f"tls-{own.get(name, name)}"}, name
 
 
+def test_compose_sets_only_variables_that_are_flags() -> None:
+    for file, environment in FILES.items():
+        for name, service in services(file, environment).items():
+            variables = service.get("environment") or {}
+            flags = {key for key in variables if key.startswith("FLOWER_CLIENT_")}
+            known = {option.opts[0].strip("-").replace("-", "_").upper() for option in cli.params}
+            assert flags <= {f"FLOWER_CLIENT_{flag}" for flag in known}, (file, name)
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.scale.yaml"])
+def test_clients_do_not_need_a_server_that_still_runs(file: str) -> None:
+    found = services(file, {})
+    assert found["server"]["image"], "a run that is done ends it before it was ever healthy"
+    for name, service in found.items():
+        if "server" in (service.get("depends_on") or {}):
+            assert service["depends_on"]["server"]["condition"] == "service_started", name
+
+
+def test_certs_makes_what_is_wanted_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    wanted = {"SERVER_HOSTS": "ap.example", "DEVICES": "* dev-1"}
+    service = services("compose.yaml", wanted)["certs"]
+    script = service["entrypoint"][-2].replace("$$", "$")
+    script = script.replace("cd /authority", f"cd {tmp_path}").replace("/tls/", f"{tmp_path}/tls/")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for program in ("flower-certs", "chown"):
+        (bin_folder / program).write_text(f'#!/bin/sh\necho {program} "$@"\n')
+        (bin_folder / program).chmod(0o755)
+    for name in ("server", "supernode", "near", "middle", "far"):
+        (tmp_path / "tls" / name).mkdir(parents=True)
+        for kind in ("pem", "key"):
+            folder = tmp_path if name == "server" else tmp_path / "clients"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.{kind}").write_text("")
+    (tmp_path / "ca.pem").write_text("")
+    environment = {**service["environment"], "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    for arguments, code in (([], 0), (["renew"], 0), (["renwe"], 2)):
+        done = subprocess.run(
+            ["sh", "-euc", script, "certs", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        if code == 0:
+            hosts = ["server", "superlink", "localhost", "127.0.0.1", "ap.example"]
+            flags = " ".join(f"--host {host}" for host in hosts)
+            made = f"flower-certs ensure --dir . {flags} -- near middle far * dev-1"
+            assert made in done.stdout.splitlines()
+            assert ("flower-certs renew --dir ." in done.stdout) == bool(arguments)
+    assert "must be renew, or nothing" in done.stderr
+
+
+def test_every_variable_of_compose_is_listed() -> None:
+    listed = set(re.findall(r"^# ([A-Z_]+)=", (DOCKER / ".env.example").read_text(), re.MULTILINE))
+    for file in FILES:
+        used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)", (DOCKER / file).read_text()))
+        assert used <= listed, file
+
+
 def test_versions_are_the_packages() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for file in ("Dockerfile", *FILES):
         told = re.findall(r"VERSION(?:=|:-)([0-9.]+)", (DOCKER / file).read_text())
         assert told, file
+        if file in FILES:
+            for name, service in services(file, FILES[file] | {"VERSION": "9.8.7"}).items():
+                assert service["image"].endswith(":9.8.7"), (file, name)
+                assert service["build"]["args"] == {"VERSION": "9.8.7"}, (file, name)
         assert set(told) == {version}, file
 
 
@@ -109,6 +180,9 @@ def test_versions_are_the_packages() -> None:
 def test_unit_is_valid_and_hardened(tmp_path: Path) -> None:
     unit = tmp_path / "flower-client.service"
     text = (DOCKER / "flower-client.service").read_text()
+    for line in text.splitlines():
+        if line.startswith(("Wants=", "After=")):
+            assert "time-sync.target" in line, "certificates are valid by the clock"
     unit.write_text(text.replace("/opt/flower/bin/flower-client", sys.executable))
     for arguments in (["verify"], ["security", "--offline=true", "--threshold=20"]):
         done = subprocess.run(
@@ -119,3 +193,50 @@ def test_unit_is_valid_and_hardened(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_verify_takes_only_what_the_dead_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCKER))
+    engine = importlib.import_module("engine")
+    for part in ("temporary", "namespaces", "groups"):
+        (tmp_path / part).mkdir()
+    monkeypatch.setattr(engine, "_NAMESPACES", tmp_path / "namespaces")
+    monkeypatch.setattr(engine, "_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(engine.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = {pid: f"flower-verify-{pid}-x" for pid in (ended.pid, os.getpid())}
+    other = f"verify-{ended.pid}-x"
+    for name in (*names.values(), other):
+        (tmp_path / "temporary" / name).mkdir()
+        (tmp_path / "groups" / "memory" / name).mkdir(parents=True)
+    told = engine.remove_remains()
+    assert [line.rpartition("/")[2] for line in told] == [names[ended.pid]] * 2
+    for folder in ("temporary", "groups/memory"):
+        left = sorted(path.name for path in (tmp_path / folder).iterdir())
+        assert left == sorted([names[os.getpid()], other])
+
+
+def test_verify_refuses_a_storage_in_use_or_one_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCKER))
+    loader = importlib.machinery.SourceFileLoader("verify", str(DOCKER / "verify"))
+    spec = importlib.util.spec_from_loader("verify", loader)
+    assert spec
+    verify = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader.exec_module(verify)
+    monkeypatch.setattr(verify, "remove_remains", list)
+    monkeypatch.setattr(verify.Images, "free_space", lambda self: "")
+    with verify.locked(tmp_path) as reason:
+        assert reason == ""
+    with (
+        filelock.FileLock(tmp_path / "lock"),
+        verify.locked(tmp_path) as reason,
+    ):
+        assert "another docker/verify uses it" in reason
+    with verify.locked(Path("/proc/nothing")) as reason:
+        assert reason == "--storage /proc/nothing: No such file or directory"

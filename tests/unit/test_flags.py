@@ -64,6 +64,55 @@ def test_slots_give_name_and_share(
     assert "needs --num-partitions" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("folder", ["/proc", "/etc/passwd"])
+def test_slots_that_cannot_be_written_are_named(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert client_main(["--slots", folder, "--num-partitions", "1"]) == 2
+    assert "must be a folder that can be written" in capsys.readouterr().err
+
+
+def test_a_subcommand_takes_what_the_program_was_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLOWER_CLIENT_SERVER", "127.0.0.1:1")
+    for words, asked in (
+        ("--server 127.0.0.1:2 health", "127.0.0.1:2"),
+        ("--server 127.0.0.1:2 health --server 127.0.0.1:3", "127.0.0.1:3"),
+    ):
+        assert client_main([*words.split(), "--timeout-s", "0.2"]) == 1
+        assert f"no flower-server answers at {asked}" in capsys.readouterr().err
+    assert client_main(["--tls", "/nowhere", "--name", "dev-9", "health"]) == 2
+    assert "certificate /nowhere/dev-9.pem: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("FLOWER_CLIENT_DISTANCE", " (did you mean FLOWER_CLIENT_DISTANCE_M?)"),
+        ("FLOWER_CLIENT_VERSION", ""),
+    ],
+)
+@pytest.mark.parametrize("words", [SHARE, ["health"]])
+def test_a_variable_that_is_no_flag_is_refused(
+    variable: str,
+    hint: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert client_main(words) == 2
+    assert f"{variable} is set in the environment, and no flag{hint}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["http://ap:9092", "ap/x:9092", "me@ap:1", "a b:1", "[ap]:1"])
+def test_an_address_is_host_and_port(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--insecure", *SHARE[2:]], ["health"]):
+        assert client_main(["--server", address, *words]) == 2
+        assert "must be HOST:PORT" in capsys.readouterr().err
+
+
 def test_a_data_folder_that_is_empty_and_cannot_be_written_ends_the_client_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
