@@ -168,7 +168,7 @@ def cli(
         node["partition_id"], _lock = take_slot(slots, node["num_partitions"])
         name = f"client-{node['partition_id']}"
     _check_address(address, secure=tls is not None or insecure)
-    credentials = _credentials(tls, name)
+    credentials, own_fault = _credentials(tls, name)
     node_config = {
         key.replace("_", "-"): node[key] for key in _NODE_CONFIG if node[key] is not None
     }
@@ -208,6 +208,7 @@ def cli(
             _load_app(app_path),
             node_config,
             credentials=credentials,
+            own_fault=own_fault,
             available=context.obj(),
             max_message_bytes=max_message_mb << 20,
         )
@@ -247,13 +248,13 @@ def health(
         for key, value in (("address", address), ("name", name), ("tls", tls))
     )
     _check_address(address, secure=True)
-    credentials = _credentials(tls, name)
+    credentials, own_fault = _credentials(tls, name)
     if credentials is None:
         channel = grpc.insecure_channel(address)
     else:
         channel = grpc.secure_channel(address, credentials)
     with channel:
-        check_health(channel, address, timeout_s)
+        check_health(channel, address, timeout_s, own_fault)
     click.echo("serving")
 
 
@@ -282,14 +283,12 @@ def _check_environment(context: click.Context) -> None:
             raise ClientConfigError(f"{variable} is set in the environment, and no flag{hint}")
 
 
-def _credentials(tls: Path | None, name: str) -> Any:
-    """Read the TLS files, and let what is said of a broken connection know of them."""
+def _credentials(tls: Path | None, name: str) -> tuple[Any, Callable[[], str] | None]:
+    """Read the TLS files; return them, and what tells whether the certificate has expired."""
     from client.credentials import channel_credentials, client_files, expiry, load_certificate
-    from client.health import use_tls
 
-    use_tls(None)
     if tls is None:
-        return None
+        return None, None
     credentials = channel_credentials(tls, name)
     certificate = load_certificate(client_files(tls, name)[1])
 
@@ -297,8 +296,7 @@ def _credentials(tls: Path | None, name: str) -> Any:
         text = expiry(certificate)
         return f"{name}'s certificate {text}: renew it with flower-certs, restart" if text else ""
 
-    use_tls(own_fault)
-    return credentials
+    return credentials, own_fault
 
 
 def _warn_of_expiry(tls: Path, name: str) -> None:

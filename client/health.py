@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client.errors import ClientConfigError
 
-__all__ = ["check_health", "check_timeout", "no_answer", "tls_hint", "use_tls"]
+__all__ = ["OwnFault", "check_health", "check_timeout", "no_answer", "tls_hint"]
 
-_own_fault: Callable[[], str] | None = None
-"""Tells what is wrong with this process's certificate by now; none without TLS."""
+OwnFault: TypeAlias = Callable[[], str]
+"""Tells what is wrong with a certificate by now; nothing: an empty text."""
 
 
-def check_health(channel: grpc.Channel, address: str, timeout_s: float) -> None:
+def check_health(
+    channel: grpc.Channel, address: str, timeout_s: float, own_fault: OwnFault | None = None
+) -> None:
     """Return if the server at the other end of a channel answers that it serves.
 
     Parameters
@@ -26,6 +29,8 @@ def check_health(channel: grpc.Channel, address: str, timeout_s: float) -> None:
         Its ``host:port``, for what is said if it does not answer.
     timeout_s : float
         Longest wait for the answer [s].
+    own_fault : callable, optional
+        As for :func:`tls_hint`.
 
     Raises
     ------
@@ -38,7 +43,7 @@ def check_health(channel: grpc.Channel, address: str, timeout_s: float) -> None:
             health_pb2.HealthCheckRequest(), timeout=timeout_s
         )
     except grpc.RpcError as error:
-        raise no_answer(address, error) from None
+        raise no_answer(address, error, own_fault) from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise ConnectionError(f"the server at {address} is not serving")
 
@@ -55,39 +60,32 @@ def check_timeout(timeout_s: float) -> None:
         raise ClientConfigError(f"timeout-s = {timeout_s}: must be above 0")
 
 
-def no_answer(address: str, error: grpc.RpcError) -> ConnectionError:
+def no_answer(
+    address: str, error: grpc.RpcError, own_fault: OwnFault | None = None
+) -> ConnectionError:
     """Return what to raise when a server did not answer a question."""
     reason = str(error.details() if isinstance(error, grpc.Call) else error)
-    return ConnectionError(f"no flower-server answers at {address}: {reason}{tls_hint(reason)}")
+    hint = tls_hint(reason, own_fault)
+    return ConnectionError(f"no flower-server answers at {address}: {reason}{hint}")
 
 
-def use_tls(own_fault: Callable[[], str] | None) -> None:
-    """Let hints know whether this process connects with TLS.
-
-    Parameters
-    ----------
-    own_fault : callable, optional
-        Returns what is wrong with its certificate by now, or nothing; None without TLS.
-    """
-    global _own_fault
-    _own_fault = own_fault
-
-
-def tls_hint(reason: str) -> str:
+def tls_hint(reason: str, own_fault: OwnFault | None = None) -> str:
     """Return what may be behind a connection that breaks before anything was said.
 
     Parameters
     ----------
     reason : str
         What gRPC says.
+    own_fault : callable, optional
+        Returns what is wrong with this end's certificate by now, or nothing; None without TLS.
     """
     words = reason.lower()
     broken = "socket closed" in words or "connection reset" in words or "settings frame" in words
-    if _own_fault is not None and (broken or "handshake" in words):
+    if own_fault is not None and (broken or "handshake" in words):
         doubt = "is the server's certificate valid, and does it come from the same authority?"
         if "certificate has expired" in words:  # our end says so, of theirs
             doubt = "the server's: renew it with flower-certs, restart the server"
-        return f" ({_own_fault() or doubt})"
+        return f" ({own_fault() or doubt})"
     if broken:
         return " (does it want --tls, or is it no flower-server?)"
     if "handshake" in words:

@@ -24,7 +24,7 @@ from flwr.common.serde import message_to_proto
 from client import wire
 from client.arrays import read_message
 from client.errors import ClientConfigError
-from client.health import tls_hint
+from client.health import OwnFault, tls_hint
 
 __all__ = ["LOGGER", "ConnectionRefused", "StreamClient", "VersionMismatch", "Worker"]
 
@@ -80,6 +80,8 @@ class StreamClient:
         Flower's node configuration.
     credentials : grpc.ChannelCredentials, optional
         TLS; without it the connection is in the clear.
+    own_fault : callable, optional
+        With TLS: tells what is wrong with this client's certificate by now.
     available : bool
         Whether the client takes work at first.
     stay : bool
@@ -113,6 +115,7 @@ class StreamClient:
         node_config: UserConfig | None = None,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        own_fault: OwnFault | None = None,
         available: bool = True,
         stay: bool = True,
         max_message_bytes: int = wire.DEFAULT_MAX_MESSAGE_BYTES,
@@ -128,6 +131,7 @@ class StreamClient:
         self._client_app = client_app
         self._node_config = dict(node_config or {})
         self._credentials = credentials
+        self._own_fault = own_fault
         self._stay = stay
         self._max_message_bytes = max_message_bytes
         self._max_backoff_s = max_backoff_s
@@ -360,7 +364,7 @@ class StreamClient:
             return
         self._said_s = now_s
         what = "lost the connection to" if self._connected_once else "cannot reach"
-        why = f"({why}){tls_hint(why)}"
+        why = f"({why}){tls_hint(why, self._own_fault)}"
         LOGGER.warning("%s the server at %s %s; still trying", what, self._address, why)
 
     def _tell_availability(self) -> None:

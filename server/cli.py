@@ -112,11 +112,13 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
 def _refuse_unknown_variables(context: click.Context) -> None:
     """Refuse variables that no flag is meant by: a typing error would go unnoticed."""
     prefix = "FLOWER_SERVER_"
-    commands = [cli, *cli.commands.values()]
-    known = {f"{prefix}{p.name.upper()}" for c in commands for p in c.params if p.name}
-    known.add(f"{prefix}CONTINUE")
-    for name in sorted(os.environ):
-        if name.startswith(prefix) and name not in known:
+    known = {f"{prefix}{each.name.upper()}" for each in cli.params if each.name}
+    for command in cli.commands.values():
+        own = f"{prefix}{(command.name or '').upper()}_"
+        known |= {f"{own}{each.name.upper()}" for each in command.params if each.name}
+    known.add(f"{prefix}CONTINUE")  # whose parameter has another name
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith(prefix) and os.environ[name]:
             hint = did_you_mean(name, known)
             raise ConfigError(name, os.environ[name], f"a flag's variable{hint}, or not set")
 

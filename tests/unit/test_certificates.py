@@ -12,7 +12,7 @@ from cryptography import x509
 from client.cli import main as client_main
 from client.credentials import check_pair, common_name, expiry, load_certificate
 from client.errors import CertificateTimeError, ClientConfigError
-from client.health import tls_hint, use_tls
+from client.health import tls_hint
 from server.certificates import CertificateFolder
 from server.certs_cli import main
 from strategies import ConfigError
@@ -236,13 +236,13 @@ def test_expiry_is_said_in_time_and_as_the_cause(
     issue_in_the_past(folder, "dev-1", 12, monkeypatch)
     assert client_main(words) == 2
     assert "dev-1: its certificate expires in 11 days" in caplog.text
-    assert tls_hint("Socket closed").startswith(" (is the server's certificate valid")
-    assert "renew it" in tls_hint("handshake failed: certificate has expired")
+    assert tls_hint("Socket closed", str).startswith(" (is the server's certificate valid")
+    assert "renew it" in tls_hint("handshake failed: certificate has expired", str)
     issue_in_the_past(folder, "dev-1", -1, monkeypatch)
     assert client_main(words) == 1, "the clock may be wrong: trying again may help"
     assert "expired on" in capsys.readouterr().err
     certificate = load_certificate(folder.path / "clients" / "dev-1.pem")
-    use_tls(lambda: expiry(certificate))
-    assert tls_hint("Socket closed").startswith(" (expired on")
+    hint = tls_hint("Socket closed", lambda: expiry(certificate))
+    assert hint.startswith(" (expired on")
     assert client_main(words[:-2]) == 2
     assert "does it want --tls" in tls_hint("Socket closed")
