@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from simulation.paper.estimate import Estimate
 from simulation.study import Contender, StudyResult, run_study
 from strategies import POLICIES
 from strategies.base import BoolArray, ConfigError, FloatArray, IntArray
+from strategies.flower import RoundRecord
 
 RECORDED: Final = "recorded"
 """Label of the policy that made the record, run again."""
@@ -91,7 +92,7 @@ def read_record(run_dir: Path) -> Record:
     available = np.zeros((num_rounds, len(names)), dtype=np.bool_)
     member = np.zeros_like(available)
     time_s = 0.0
-    for row, record in enumerate(read_rounds(run_dir, num_rounds, names)):
+    for row, record in enumerate(_rounds(run_dir, num_rounds, names)):
         available[row, record.available] = True
         member[row, : record.num_arms] = True
         member[row, record.absent] = False
@@ -101,6 +102,8 @@ def read_record(run_dir: Path) -> Record:
             samples[arm].append(rtt_s if done and rtt_s is not None else np.inf)
             slowest_s = max(slowest_s, min(samples[arm][-1], tau_max_s))
         time_s += slowest_s
+    if not any(samples):
+        raise ConfigError("run", str(run_dir), "a run in which somebody was selected")
     return Record(
         names=tuple(names),
         policy=strategy,
@@ -113,6 +116,13 @@ def read_record(run_dir: Path) -> Record:
         floors=tuple(floors) if all(floor is not None for floor in floors) else (),
         time_s=time_s,
     )
+
+
+def _rounds(run_dir: Path, num_rounds: int, names: Sequence[str]) -> Iterator[RoundRecord]:
+    try:
+        yield from read_rounds(run_dir, num_rounds, names)
+    except ConfigError as error:
+        raise ConfigError("run", str(run_dir), error.allowed) from None
 
 
 class RecordedFleet:

@@ -15,6 +15,8 @@ from rich.table import Table
 from server.command_line import stoppable
 from simulation.replay import FEW, RECORDED, Record, Replayed, read_record, replay
 
+_ENOUGH: Final = 20
+"""With fewer repetitions an interval says little."""
 _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
 
 
@@ -35,7 +37,12 @@ def replay_command(run: Path, strategies: Sequence[str], seeds: int, as_json: bo
     with stoppable():
         found = replay(record, list(dict.fromkeys(strategies or _DEFAULT)), num_seeds=seeds)
     if as_json:
-        click.echo(json.dumps({"recorded_s": record.time_s, "replayed": list(map(asdict, found))}))
+        told = {
+            "recorded_s": record.time_s,
+            "replayed": list(map(asdict, found)),
+            "caveats": _caveats(record, found),
+        }
+        click.echo(json.dumps(told))
         return
     console = Console()
     console.print(_table(record, found))
@@ -68,7 +75,11 @@ def _caveats(record: Record, found: Sequence[Replayed]) -> list[str]:
     """Return what the record cannot say."""
     lines = []
     again = next((each.time_s for each in found if each.policy == RECORDED), None)
-    if again is not None and not again.low <= record.time_s <= again.high:
+    if (
+        again is not None
+        and again.count >= _ENOUGH
+        and not again.low <= record.time_s <= again.high
+    ):
         lines.append(
             "The policy of the record does not come out at what was recorded: times have changed "
             "in the course of the run, or depend on each other. Take the differences for a hint."

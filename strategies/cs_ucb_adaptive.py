@@ -184,7 +184,8 @@ class CsUcbAdaptive(SchedulingPolicy):
         now = _at_rank(cost, np.minimum(self.num_selected, count) - 1.0)
         then = _at_rank(cost, self.num_selected * count / (count + self.num_selected) - 1.0)
         price = _ratio(self.trial_time_s, self.num_trials) - now
-        return np.asarray(few | ((now - then) * max(_HORIZON, round) > price))
+        # Not above: where nobody tried is any good, another trial costs nothing.
+        return np.asarray(few | ((now - then) * max(_HORIZON, round) >= price))
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         arms = selection.positions
@@ -291,10 +292,13 @@ def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _at_rank(sorted_values: FloatArray, rank: FloatArray) -> FloatArray:
-    """Return the value at a rank from 0, between two of them by interpolation, for each row."""
-    rank = np.clip(rank, 0.0, sorted_values.shape[-1] - 1.0)
-    low = np.floor(rank).astype(np.int64)[..., np.newaxis]
+    """Return the value at a rank from 0 for each row, on the line through its neighbours.
+
+    The best of a few is no limit: below rank 0 the line goes on, down to a value of 0.
+    """
+    rank = np.minimum(rank, sorted_values.shape[-1] - 1.0)
+    low = np.maximum(np.floor(rank), 0.0).astype(np.int64)[..., np.newaxis]
     high = np.minimum(low + 1, sorted_values.shape[-1] - 1)
     below = np.take_along_axis(sorted_values, low, axis=-1)[..., 0]
     above = np.take_along_axis(sorted_values, high, axis=-1)[..., 0]
-    return np.asarray(below + (rank - low[..., 0]) * (above - below))
+    return np.asarray(np.maximum(below + (rank - low[..., 0]) * (above - below), 0.0))

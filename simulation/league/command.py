@@ -73,6 +73,9 @@ def league(
         _train(policies, seeds or _QUICK_SEEDS, out, processes)
         return
     scenarios = [Scenario.load(name) for name in dict.fromkeys(names or suite())]
+    stems = [each.name for each in scenarios]
+    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise click.UsageError(f"two scenarios are called {twice[0]}: rename a file")
     if seeds or quick:
         few = seeds or _QUICK_SEEDS
         scenarios = [

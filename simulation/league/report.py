@@ -37,9 +37,9 @@ def rows(standings: Sequence[Standing]) -> list[dict[str, Any]]:
             {
                 "scenario": each.scenario.name,
                 "policy": each.policy,
-                "ratio": round(interval.mean, 5),
-                "low": round(interval.low, 5),
-                "high": round(interval.high, 5),
+                "ratio": _rounded(interval.mean),
+                "low": _rounded(interval.low),
+                "high": _rounded(interval.high),
                 "time_s": round(float(each.time_s.mean()), 3),
                 "reference_s": round(float(each.reference_s.mean()), 3),
                 "floors_met": float((each.shortfall <= TOLERANCE).mean()) if floors else None,
@@ -50,6 +50,10 @@ def rows(standings: Sequence[Standing]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 5) if np.isfinite(value) else None
 
 
 def write(standings: Sequence[Standing], folder: Path) -> list[Path]:
@@ -118,13 +122,13 @@ def markdown(found: Sequence[Mapping[str, Any]], policies: Sequence[str] = ()) -
     lines.append("|---" * (len(policies) + 1) + "|")
     for scenario in dict.fromkeys(row["scenario"] for row in found):
         here = {name: by_place[name, scenario] for name in policies if (name, scenario) in by_place}
-        meeting = [float(row["ratio"]) for row in here.values() if _met(row)]
+        meeting = [float(row["ratio"] or np.nan) for row in here.values() if _met(row)]
         cells = []
         for name in policies:
             if name not in here:
                 cells.append("")
                 continue
-            value = float(here[name]["ratio"])
+            value = float(here[name]["ratio"] or np.nan)
             text = f"{value:.3f}" if value < 10 else f"{value:.1f}"
             bold = f"**{text}**" if value == min(meeting, default=None) else text
             cells.append(bold if _met(here[name]) else f"({text})")

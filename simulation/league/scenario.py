@@ -15,13 +15,17 @@ import numpy as np
 from client.channel import ComputeModel
 from simulation.environment import Environment
 from simulation.world import World
-from strategies.base import ConfigError, check_count, check_real, did_you_mean
+from strategies.base import ConfigError, FloatArray, check_count, check_real, did_you_mean
 from strategies.fairness import check_feasibility, check_min_participation
 
 FOLDER: Final = Path(__file__).parents[1] / "scenarios"
 _ARRAYS: Final = ("availability", "failure_probability", "joins_at_round", "distance_m")
 _SHARES: Final = {"failing_share": "failure_probability", "joining_share": "joins_at_round"}
 """Share of the clients, from the first on, that the other setting is about."""
+_WITH_FLOORS: Final = frozenset(
+    ("availability", "failure_probability", "failing_share", "distance_m", "base_rate", "rate_step")
+)
+"""What a world may have where there are floors."""
 _RATES: Final = ("base_rate", "rate_step")
 _NOT_FOR_FILES: Final = frozenset(
     ("num_arms", "batch_shape", "seed", "link", "compute", "reference_tau_max_s")
@@ -90,6 +94,8 @@ class Scenario:
         if not isinstance(values.get("summary"), str):
             raise ConfigError(f"{path.stem}: summary", values.get("summary"), "a line of text")
         world = values.pop("world", {})
+        if not isinstance(world, dict):
+            raise ConfigError(f"{path.stem}: world", world, "a table")
         floors = values.pop("floors", ())
         scenario = cls(
             **{"name": path.stem, **values},
@@ -121,9 +127,10 @@ class Scenario:
         )
 
     @property
-    def availability(self) -> float:
-        """Probability that a client is available in a round, for the optimum with floors."""
-        return float(self.world.get("availability", 1.0))
+    def availability(self) -> FloatArray:
+        """Probability that each client is available in a round, for the optimum with floors."""
+        found = self.environment().keywords.get("availability", 1.0)
+        return np.array(np.broadcast_to(found, self.num_clients), dtype=np.float64)
 
     def _checked(self, floors: object) -> Self:
         for name in ("num_clients", "num_selected", "rounds"):
@@ -136,12 +143,20 @@ class Scenario:
         _refuse_unknown("world", self.world, known - _NOT_FOR_FILES - {"parameters"})
         for share in _SHARES:
             check_real(share, self.world.get(share, 0.0), at_least=0.0, at_most=1.0)
-        self.environment()()  # refuses what is out of range
+        try:
+            self.environment()()  # refuses what is out of range
+        except ConfigError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise ConfigError("world", dict(self.world), f"in range: {error}") from None
         spread = [floors] * self.num_clients if isinstance(floors, int | float) else floors
         if not isinstance(spread, list | tuple):
             raise ConfigError("floors", floors, "a number, or one per client")
         if not spread:
             return self
+        if untidy := sorted(self.world.keys() - _WITH_FLOORS):
+            allowed = f"left out: the optimum is not known in a world with {', '.join(untidy)}"
+            raise ConfigError("floors", floors, allowed)
         checked = check_min_participation(np.array(spread), self.num_clients)
         feasibility = check_feasibility(checked, self.num_selected, self.availability)
         if not feasibility.feasible:

@@ -24,7 +24,7 @@ SEED: Final = 20
 REFERENCE: Final = "reference"
 """Label of whoever knows everything."""
 FIRST_CHECK: Final = 1000
-"""Round from which on floors are to be met."""
+"""Round from which on floors are to be met; the last one of shorter runs."""
 _CHECK_EVERY: Final = 250
 _TIMED_ROUNDS: Final = 200
 
@@ -88,7 +88,8 @@ def _contender(scenario: Scenario, name: str) -> Contender:
 
 
 def _run(scenario: Scenario, contender: Contender) -> Arrays:
-    checkpoints = list(range(FIRST_CHECK, scenario.rounds + 1, _CHECK_EVERY))
+    first = min(FIRST_CHECK, scenario.rounds)
+    checkpoints = list(range(first, scenario.rounds + 1, _CHECK_EVERY))
     parts = [
         run_chunk(
             {"": contender},
@@ -139,7 +140,7 @@ def _floors_reference(scenario: Scenario) -> Arrays:
                 min_participation=scenario.floors,
                 num_selected=scenario.num_selected,
                 availability=scenario.availability,
-                num_samples=1 if scenario.availability == 1.0 else None,
+                num_samples=1 if (scenario.availability == 1.0).all() else None,
             )
             costs.append(best.cost_s)
     return {"time_s": scenario.rounds * np.array(costs)}

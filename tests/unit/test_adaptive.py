@@ -133,6 +133,39 @@ def test_arms_that_are_not_worth_trying_are_taken_where_nobody_else_is() -> None
     assert play(policy, 4, np.ones(30), only=[28, 29]) == [28, 29]
 
 
+@pytest.mark.parametrize("name", ["cs-ucb-adaptive", "cs-ucb-q-adaptive"])
+@pytest.mark.parametrize(("num_arms", "num_selected"), [(20, 1), (20, 2), (300, 1)])
+def test_the_fastest_is_found_where_few_are_selected(name, num_arms, num_selected) -> None:
+    rng = np.random.default_rng(5)
+    policy = build(name, num_arms=num_arms, num_selected=num_selected)
+    times_s = rng.permutation(np.geomspace(0.05, 2.0, num_arms))
+    for round in range(1, 1001):
+        play(policy, round, times_s * rng.lognormal(0, 0.2, num_arms))
+    chosen = np.concatenate([play(policy, r, times_s) for r in range(1001, 1011)])
+    assert times_s[chosen].max() < np.sort(times_s)[num_selected - 1] * 1.3
+
+
+@pytest.mark.parametrize("name", ["cs-ucb-adaptive", "cs-ucb-q-adaptive"])
+@pytest.mark.parametrize("failed_s", [np.inf, TAU_MAX_S])
+def test_the_living_are_found_among_the_dead(name, failed_s) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        policy = build(name, num_arms=21, num_selected=5)
+        policy._rng = rng
+        times_s = np.full(21, failed_s)
+        times_s[rng.choice(21, 5, replace=False)] = 0.1
+        for round in range(1, 101):
+            play(policy, round, times_s)
+        assert set(play(policy, 101, times_s)) == set(np.flatnonzero(times_s < 1))
+        policy = build(name, num_arms=6, num_selected=3)
+        for round in range(1, 20):
+            play(policy, round, np.full(6, failed_s))
+        policy.add_arms(3)
+        for round in range(20, 120):
+            play(policy, round, [*np.full(6, failed_s), 0.1, 0.1, 0.1])
+        assert policy.play_count[6:].min() > 50, "newcomers are tried"
+
+
 # --- change ---------------------------------------------------------------------------------------
 
 

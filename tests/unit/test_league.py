@@ -40,13 +40,12 @@ def test_every_scenario_of_the_suite_runs(name: str) -> None:
 def test_shares_and_lists_are_spread_over_the_clients(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(
-        'summary = "x"\nnum-clients = 4\nfloors = 0.25\n[world]\nfailing-share = 0.5\n'
+        'summary = "x"\nnum-clients = 4\n[world]\nfailing-share = 0.5\n'
         "failure-probability = 1.0\njoining-share = 0.25\njoins-at-round = 9\n"
         "distance-m = [100.0, 400.0]\nrate-step = 0.0\n"
     )
     scenario = Scenario.load(str(file))
     env = scenario.environment()(seed=0)
-    assert scenario.floors == (0.25,) * 4
     assert env.round(1).failed.tolist() == [True, True, False, False]
     assert env.round(1).available.tolist() == [False, True, True, True]
     assert env.round(9).available.all()
@@ -66,6 +65,9 @@ def test_shares_and_lists_are_spread_over_the_clients(tmp_path: Path) -> None:
         ('summary = "x"\n[world]\ndistance-m = [1.0, 2.0, 3.0]', "as divide 20"),
         ('summary = "x"\n[world]\nfailing-share = 2.0', "failing_share"),
         ("summary = ", "readable TOML"),
+        ('summary = "x"\nworld = 3', "a table"),
+        ('summary = "x"\n[world]\nbase-rate = -1.0', "world"),
+        ('summary = "x"\nfloors = 0.1\n[world]\ndrift = 0.5', "in a world with drift"),
     ],
 )
 def test_a_wrong_scenario_is_one_line(
