@@ -52,11 +52,19 @@ class ArmTable:
 
     An arm is a *member*, and so accrues the rounds it is owed, while its node is connected and not
     on leave. It is *available* while it is connected, not busy and not opted out. It is neither
-    before it has answered the query that every newcomer is asked.
+    while it owes an answer to the query that every newcomer is asked as soon as it is free.
+
+    Attributes
+    ----------
+    arms : list of Arm
+        All of them, by index.
+    silent : set of int
+        Those that were asked and have not answered yet; whoever asks keeps it.
     """
 
     def __init__(self) -> None:
         self.arms: list[Arm] = []
+        self.silent: set[int] = set()
         self._by_key: dict[str, Arm] = {}
         self._by_node: dict[int, Arm] = {}
         self._staying: list[int] = []  # connected and not on leave
@@ -104,7 +112,7 @@ class ArmTable:
     @property
     def member(self) -> BoolArray:
         """Who belongs to the fleet at present, (num_arms,) bool."""
-        return self._mask(self._queried(self._staying))
+        return self._mask([i for i in self._staying if i not in self.silent])
 
     @property
     def num_available(self) -> int:

@@ -50,10 +50,15 @@ class Newcomers:
         """Return how many have not answered yet."""
         return len(self._asked)
 
+    @property
+    def silent(self) -> set[int]:
+        """Indices of the arms that have not answered yet."""
+        return {arm.index for arm in self._asked.values()}
+
     def ask(self, grid: TimedExchange, arms: Sequence[Arm]) -> None:
         """Ask those of ``arms`` that are not being asked."""
-        being_asked = {arm.index for arm in self._asked.values()}
-        news = [arm for arm in arms if arm.index not in being_asked]
+        silent = self.silent
+        news = [arm for arm in arms if arm.index not in silent]
         if not news:
             return
         messages = [

@@ -449,6 +449,7 @@ class ScheduledStrategy(Strategy):
         self.arms.sync(grid)
         self._newcomers.ask(grid, self.arms.unqueried())
         self._floors_due |= self._newcomers.collect(grid)
+        self.arms.silent = self._newcomers.silent
 
     def _gather(self, grid: TimedExchange, server_round: int) -> None:
         """Find out who is available, bring policy and floors up to date."""

@@ -113,7 +113,8 @@ def test_floors_follow_the_sizes_that_are_known():
         "fairness": "proportional:0.3",
         "beta": 1.0,  # the queues alone decide
     }
-    assert_equal(make_config(**settings, strategy="cs-ucb-q", rounds=120))
+    records, _ = assert_equal(make_config(**settings, strategy="cs-ucb-q", rounds=120))
+    assert not any(record.absent for record in records), "in the paper all are owed from round 1 on"
 
 
 def test_diverged_clients_are_left_out():
