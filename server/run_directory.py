@@ -117,6 +117,19 @@ def count_rounds(path: Path) -> int:
         return 0
 
 
+def written_rounds(path: Path) -> list[dict[str, Any]]:
+    """Return the rounds that a run directory holds, as they are written there.
+
+    Who reads while another process writes may see half of the last line: it is left out.
+    """
+    try:
+        data = (path / _ROUNDS).read_bytes()
+    except FileNotFoundError:
+        return []
+    *lines, _half = data.split(b"\n")
+    return [json.loads(line) for line in lines]
+
+
 def _parse_round(line: bytes, number: int, names: Sequence[str]) -> RoundRecord:
     found = json.loads(line)
     if found["round"] != number or not isinstance(found["accuracy"], int | float | None):
@@ -156,7 +169,10 @@ def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
 
 
 class RunDirectory:
-    """Write a run's settings, rounds, arms, models and summary; a reader never sees half a line.
+    """Write a run's settings, rounds, arms, models and summary.
+
+    A reader sees files as a whole or not at all, and in ``rounds.jsonl`` whole lines but for the
+    last, which counts once its line feed is there.
 
     Parameters
     ----------

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from server.run_directory import written_rounds
+
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
 ROOT = Path(__file__).parents[2]
@@ -148,8 +150,7 @@ class Fleet:
         return "\n".join(f"--- {file.name}\n{file.read_text()}" for file in files)
 
     def rounds(self) -> list[dict[str, Any]]:
-        file = self.folder / "run" / "rounds.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return written_rounds(self.folder / "run")
 
     def summary(self) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads((self.folder / "run" / "summary.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -14,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from server.run_directory import written_rounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,8 +63,7 @@ class Fleet:
         )
 
     def rounds(self) -> list[dict[str, Any]]:
-        file = self.folder / "run" / "rounds.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return written_rounds(self.folder / "run")
 
     def wait_for_rounds(self, count: int, timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s

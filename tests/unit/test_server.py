@@ -19,7 +19,7 @@ from server.config import ServerConfig
 from server.fleet import DenyList
 from server.history import RunHistory
 from server.round_log import RoundLog
-from server.run_directory import RunDirectory, load_model
+from server.run_directory import RunDirectory, count_rounds, load_model, written_rounds
 from strategies import ConfigError
 from strategies.flower import LOGGER, Arm, RoundRecord
 
@@ -171,6 +171,21 @@ def test_deadline_far_above_the_answers_is_suggested_down() -> None:
 
 
 # --- run directory ----------------------------------------------------------------------------
+
+
+def test_who_reads_while_a_line_is_written_sees_whole_rounds_only(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    assert written_rounds(path) == []
+    directory = RunDirectory(path, {})
+    directory.write_round(record(), arrays())
+    directory.write_round(record(round=2), arrays())
+    directory.close()
+    data = (path / "rounds.jsonl").read_bytes()
+    first = data.index(b"\n") + 1
+    for end in (first, first + 1, len(data) - 1):
+        (path / "rounds.jsonl").write_bytes(data[:end])
+        assert [line["round"] for line in written_rounds(path)] == [1]
+        assert count_rounds(path) == 1
 
 
 def test_run_directory_holds_whole_lines_as_the_run_goes(tmp_path: Path) -> None:
