@@ -3,6 +3,7 @@
 from strategies.base import (
     ArrayError,
     ConfigError,
+    Explanation,
     RoundContext,
     RoundOrderError,
     RoundOutcome,
@@ -51,6 +52,7 @@ __all__ = [
     "BestSet",
     "ConfigError",
     "EqualFloors",
+    "Explanation",
     "Feasibility",
     "FloorRule",
     "GivenFloors",

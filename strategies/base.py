@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -152,6 +152,35 @@ class Selection:
         once; the mask must not change afterwards.
         """
         return self.mask.ravel().nonzero()[0]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a super arm was selected: what each arm scored, in parts that add up.
+
+    Attributes
+    ----------
+    rule : str
+        ``"largest"``: the available arms with the largest scores were selected. ``"smallest"``:
+        those with the smallest. ``"drawn"``: a random draw, in which a larger score is likelier.
+    unit : str
+        Of the scores: ``"s"``, or empty where they are numbers.
+    parts : mapping of str to (*batch, num_arms) float64
+        Named in the order in which they add up. ``+inf`` is allowed, for an arm that comes first
+        because nobody has tried it; NaN is not.
+    tie_break : (*batch, num_arms) float64, optional
+        What decided between equal scores, the larger first; what that leaves tied was drawn.
+    """
+
+    rule: Literal["largest", "smallest", "drawn"]
+    unit: str
+    parts: Mapping[str, FloatArray]
+    tie_break: FloatArray | None = None
+
+    @property
+    def score(self) -> FloatArray:
+        """Sum of the parts, (*batch, num_arms)."""
+        return np.asarray(sum(self.parts.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +354,30 @@ class SchedulingPolicy(ABC):
         self._learn(selection, outcome)
         self._last_round = selection.round
 
+    def explain(self, selection: Selection) -> Explanation:
+        """Tell why a super arm was selected; nothing moves.
+
+        Parameters
+        ----------
+        selection : Selection
+            What :meth:`ask` just answered for a round that was not yet told.
+
+        Returns
+        -------
+        Explanation
+            The scores that :meth:`ask` used, in parts.
+
+        Raises
+        ------
+        RoundOrderError
+            If the round was told already: what was learned since would explain something else.
+        ArrayError
+            If the selection has the wrong shape.
+        """
+        self._check_context(selection.context)
+        self._check_mask("selection.mask", selection.mask)
+        return self._explain(selection)
+
     def add_arms(self, count: int, **per_arm: ArrayLike) -> None:
         """Append arms that nobody has tried yet.
 
@@ -411,6 +464,10 @@ class SchedulingPolicy(ABC):
     @abstractmethod
     def _select(self, context: RoundContext) -> BoolArray:
         """Return the mask of the super arm; `context` was checked."""
+
+    def _explain(self, selection: Selection) -> Explanation:
+        """Return the scores behind `selection`, which was checked."""
+        raise NotImplementedError
 
     def _learn(  # noqa: B027 (most policies learn nothing else)
         self, selection: Selection, outcome: RoundOutcome

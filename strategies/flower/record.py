@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
 
+from ..base import Explanation
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
@@ -46,6 +48,8 @@ class RoundRecord:
         Of the new model on the server, where evaluated.
     absent : list of int
         Arms that were owed nothing in this round, having left or being on leave.
+    explanation : Explanation or None
+        Why these were selected, over all arms; ``None`` where the strategy was not to explain.
     """
 
     round: int
@@ -65,6 +69,7 @@ class RoundRecord:
     accuracy: float | None = None
     loss: float | None = None
     absent: list[int] = field(default_factory=list)
+    explanation: Explanation | None = None
 
 
 RoundHook = Callable[[RoundRecord, ArrayRecord], None]

@@ -141,6 +141,8 @@ class ScheduledStrategy(Strategy):
     max_update_norm : float, optional
         Largest Euclidean distance of an update from the round's model; what is farther away
         counts as failed. Off by default: the right value depends on model and step size.
+    explain : bool
+        Whether each :class:`RoundRecord` says why its clients were selected.
     hooks : sequence of callable
         Called after each round with its :class:`RoundRecord` and the current model.
     stop_when : callable, optional
@@ -177,6 +179,7 @@ class ScheduledStrategy(Strategy):
         client_eval_every: int = 0,
         client_eval_timeout_s: float | None = None,
         max_update_norm: float | None = None,
+        explain: bool = False,
         hooks: Sequence[RoundHook] = (),
         stop_when: Callable[[RoundRecord], bool] | None = None,
         **policy_params: Any,
@@ -207,6 +210,7 @@ class ScheduledStrategy(Strategy):
         self._eval_every = _at_least("eval_every", eval_every, 1)
         self._client_eval_every = _at_least("client_eval_every", client_eval_every, 0)
         self._client_eval_timeout_s = client_eval_timeout_s or tau_max_s
+        self._explain = explain
         self._hooks = list(hooks)
         self._stop_when = stop_when
         needs = POLICIES[policy].needs
@@ -502,6 +506,7 @@ class ScheduledStrategy(Strategy):
         available = np.flatnonzero(self.arms.available).tolist()
         absent = np.flatnonzero(~self.arms.member).tolist()
         selection = self._ask(server_round)
+        explanation = self.policy.explain(selection) if self._explain else None
         arms = np.flatnonzero(selection.mask).tolist()
         node_grid = SelectedNodesGrid(run.grid, self.arms.node_ids(arms))
 
@@ -540,6 +545,7 @@ class ScheduledStrategy(Strategy):
             stepped=arrays is not None,
             no_step=no_step,
             absent=absent,
+            explanation=explanation,
         )
 
     def _begin_s(self, now_s: float) -> float:
