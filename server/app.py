@@ -21,6 +21,7 @@ from strategies.flower import (
 )
 
 from .aggregation import build_aggregation
+from .alarms import AlarmLog
 from .config import ServerConfig
 from .history import RunHistory
 from .resume import Checkpointer, load_checkpoint, restore
@@ -57,6 +58,7 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
         eval_every=config.eval_every,
         client_eval_every=config.client_eval_every,
         max_update_norm=config.max_update_norm or None,
+        explain=config.explain and bool(config.run_dir),
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,
         **policy_parameters(config),
     )
@@ -100,6 +102,7 @@ def create_app(
     settings: Mapping[str, Any] | None = None,
     availability: float = 1.0,
     resume: bool = False,
+    alarm_log: AlarmLog | None = None,
     on_strategy: Callable[[ScheduledStrategy], None] = lambda strategy: None,
     on_summary: Callable[[dict[str, Any]], None] = lambda summary: None,
 ) -> ServerApp:
@@ -115,6 +118,8 @@ def create_app(
         Expected share of rounds in which a client is available.
     resume : bool
         Whether to go on with the run in ``run-dir`` instead of beginning one.
+    alarm_log : AlarmLog, optional
+        What is to watch the rounds.
     on_strategy : callable
         Takes the strategy before it starts.
     on_summary : callable
@@ -166,6 +171,14 @@ def create_app(
                 checkpointer = Checkpointer(directory, config, strategy, timed)
                 checkpointer.begin(done)
                 strategy.add_hook(checkpointer)
+        if alarm_log is not None:
+            saver = checkpointer
+            alarm_log.watch(
+                strategy,
+                tau_max_s=config.tau_max_s,
+                checkpoint_every=config.checkpoint_every if saver else 0,
+                saved_round=lambda: saver.saved_round if saver else 0,
+            )
         for hook in hooks:
             strategy.add_hook(hook)
         on_strategy(strategy)
@@ -290,4 +303,4 @@ def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord
     return evaluate_fn
 
 
-app = create_app(hooks=(RoundLog(),))
+app = create_app(hooks=(RoundLog(),), alarm_log=AlarmLog())

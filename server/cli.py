@@ -6,7 +6,9 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from strategies.flower import LOGGER
 from .command_line import given_settings, resume_option, run_command, settings_options
 from .fleet import FleetConfig, run_fleet
 from .operator_channel import operator_channel, read_status
+from .page.process import TOKEN_VARIABLE, page_process
 from .resume import continued_settings, resumed_settings
 from .run_directory import default_run_dir
 from .status import status_table
@@ -92,12 +95,16 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     LOGGER.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
-        if config.runtime == "superlink":
-            from .superlink import run_superlink
+        with ExitStack() as stack:
+            if config.page:
+                tell = partial(_tell_page, console)
+                stack.enter_context(page_process(Path(config.run_dir), config.page, tell))
+            if config.runtime == "superlink":
+                from .superlink import run_superlink
 
-            run_superlink(config)
-        else:
-            run_fleet(config, resume=resume is not None)
+                run_superlink(config)
+            else:
+                run_fleet(config, resume=resume is not None)
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)
     finally:
@@ -109,6 +116,10 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         click.echo(config.run_dir)
 
 
+def _tell_page(console: Console, url: str) -> None:
+    console.print(f"page at {url}", highlight=False, soft_wrap=True, markup=False)
+
+
 def _refuse_unknown_variables(context: click.Context) -> None:
     """Refuse variables that no flag is meant by: a typing error would go unnoticed."""
     prefix = "FLOWER_SERVER_"
@@ -116,7 +127,7 @@ def _refuse_unknown_variables(context: click.Context) -> None:
     for command in cli.commands.values():
         own = f"{prefix}{(command.name or '').upper()}_"
         known |= {f"{own}{each.name.upper()}" for each in command.params if each.name}
-    known.add(f"{prefix}CONTINUE")  # whose parameter has another name
+    known |= {f"{prefix}CONTINUE", TOKEN_VARIABLE}  # the first one's parameter has another name
     for name in sorted(os.environ.keys() - known):
         if name.startswith(prefix) and os.environ[name]:
             hint = did_you_mean(name, known)

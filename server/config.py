@@ -60,6 +60,10 @@ class ServerConfig(Settings):
     run_dir: str = field(
         default="", metadata={"help": "Folder for the results; must not exist yet."}
     )
+    explain: bool = field(
+        default=True,
+        metadata={"help": "Record why each client was selected, some 20 bytes a client and round."},
+    )
     max_update_norm: float = field(
         default=0.0,
         metadata={"help": "Refuse updates farther than this from the model (0: any)."},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import ipaddress
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -23,9 +22,12 @@ from client.credentials import server_credentials
 from strategies import ConfigError, GivenFloors, parse_floors
 from strategies.flower import LOGGER, RoundHook
 
+from .alarms import AlarmLog
 from .app import check_settings, create_app
 from .command_line import stoppable
 from .config import ServerConfig
+from .listener import is_loopback
+from .presence import PresenceWriter
 from .round_log import RoundLog
 from .status import RunStatus
 from .stream_grid import DEFAULT_MAX_CLIENTS, StreamGrid
@@ -45,6 +47,13 @@ class FleetConfig(ServerConfig):
     )
     metrics: str = field(
         default="", metadata={"help": "Where Prometheus finds /metrics, HOST:PORT (default: off)."}
+    )
+    page: str = field(
+        default="",
+        metadata={
+            "help": "Where a browser finds the page of the run, HOST:PORT, e.g. 127.0.0.1:8501 "
+            "(default: off)."
+        },
     )
     deny_list: str = field(
         default="", metadata={"help": "File of client names that are refused, one a line."}
@@ -66,6 +75,9 @@ class FleetConfig(ServerConfig):
         self._require_address("address", secure=bool(self.tls))
         if self.metrics:  # in the clear, and for whoever asks
             self._require_address("metrics", secure=False)
+        if self.page:  # beyond loopback it wants a token
+            self._require_host_and_port("page")
+            self.require("page", not self.app, "left out with --app: that run has no directory")
         self.require(
             "fairness",
             not isinstance(parse_floors(self.fairness), GivenFloors),
@@ -73,15 +85,19 @@ class FleetConfig(ServerConfig):
         )
 
     def _require_address(self, name: str, *, secure: bool) -> None:
-        host, colon, port = str(getattr(self, name)).rpartition(":")
-        valid = bool(colon and host) and port.isdigit() and int(port) < 65536
-        self.require(name, valid, "HOST:PORT")
+        host = self._require_host_and_port(name)
         self.require(
             name,
-            secure or self.insecure or _is_loopback(host),
+            secure or self.insecure or is_loopback(host),
             "on loopback, or with --insecure"
             + (", or with --tls FOLDER" if name == "address" else ""),
         )
+
+    def _require_host_and_port(self, name: str) -> str:
+        host, colon, port = str(getattr(self, name)).rpartition(":")
+        valid = bool(colon and host) and port.isdigit() and int(port) < 65536
+        self.require(name, valid, "HOST:PORT")
+        return host
 
     def server_config(self) -> ServerConfig:
         """Return the part that ServerApp and ClientApps see."""
@@ -119,7 +135,8 @@ def run_fleet(
     if config.tls:
         credentials = server_credentials(Path(config.tls))
     summaries: list[dict[str, Any]] = []
-    status = RunStatus(None if config.app else config.rounds)
+    alarm_log = AlarmLog()
+    status = RunStatus(None if config.app else config.rounds, alarm_log)
     if config.app:
         server_app = load_server_app(config.app)
         run_config = app_config(Path())
@@ -129,6 +146,7 @@ def run_fleet(
             hooks=(RoundLog(), *hooks),
             settings=config.to_mapping(),
             resume=resume,
+            alarm_log=alarm_log,
             on_strategy=status.watch,
             on_summary=summaries.append,
         )
@@ -160,6 +178,9 @@ def run_fleet(
             )
             host = config.metrics.rpartition(":")[0]
             LOGGER.info("metrics at http://%s:%d/metrics", host, metrics.port)
+        if config.run_dir and not config.app:
+            presence = partial(status.presence, grid)
+            stack.enter_context(PresenceWriter(Path(config.run_dir), presence))
         stack.enter_context(stoppable())
         try:
             server_app(grid, context)
@@ -271,10 +292,3 @@ def load_server_app(path: str) -> ServerApp:
     if not isinstance(found, ServerApp):
         raise ConfigError("app", path, f"a ServerApp, not a {type(found).__name__}")
     return found
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import uvicorn
 
-from strategies import ConfigError
+from .listener import listen
 
 _STOP_S = 2
 
@@ -24,9 +24,13 @@ class HttpServer:
         Where to listen, ``host:port``; port 0 picks a free one.
     app : ASGI application
         What answers.
+    listener : socket, optional
+        One that listens at the address already.
     """
 
-    def __init__(self, key: str, address: str, app: Any) -> None:
+    def __init__(
+        self, key: str, address: str, app: Any, *, listener: socket.socket | None = None
+    ) -> None:
         self._key = key
         self._address = address
         config = uvicorn.Config(
@@ -40,7 +44,7 @@ class HttpServer:
         )
         config.load()  # here, so that a fault is the caller's and not its thread's
         self._server = uvicorn.Server(config)
-        self._socket: socket.socket | None = None
+        self._socket = listener
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -51,7 +55,7 @@ class HttpServer:
         ConfigError
             If the address cannot be had.
         """
-        self._socket = self._listen()
+        self._socket = self._socket or listen(self._key, self._address)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name=self._key, daemon=True
         )
@@ -72,19 +76,3 @@ class HttpServer:
         if self._socket is None:
             raise RuntimeError("the server does not run")
         return int(self._socket.getsockname()[1])
-
-    def _listen(self) -> socket.socket:
-        host, _, port = self._address.rpartition(":")
-        host = host.strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, int(port)))
-            listener.listen()  # now: whoever asks while the rest starts waits, and is answered
-        except OSError:
-            listener.close()
-            raise ConfigError(
-                self._key, self._address, "host:port of this machine, the port not in use"
-            ) from None
-        return listener

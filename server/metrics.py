@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from .alarms import KINDS
 from .http_server import HttpServer
 
 PREFIX: Final = "flower_scheduling"
@@ -68,6 +69,11 @@ class StatusCollector:
         for key, (name, text) in _GAUGES.items():
             if status[key] is not None:
                 yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=status[key])
+
+        alarms = GaugeMetricFamily(f"{PREFIX}_alarms", "Alarms by kind.", labels=["kind"])
+        for kind in KINDS:
+            alarms.add_metric([kind], sum(alarm["kind"] == kind for alarm in status["alarms"]))
+        yield alarms
 
         arms = [arm for arm in status["arms"] if arm["index"] is not None]
         for key, (name, text) in _ARM_GAUGES.items():

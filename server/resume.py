@@ -60,6 +60,11 @@ class Checkpointer:
         What to save.
     grid : TimedExchange
         The grid that it runs on.
+
+    Attributes
+    ----------
+    saved_round : int
+        The round of the last checkpoint.
     """
 
     def __init__(
@@ -74,14 +79,14 @@ class Checkpointer:
         self._strategy = strategy
         self._grid = grid
         self._folder = CheckpointFolder(directory.path / FOLDER)
-        self._saved = 0
+        self.saved_round = 0
 
     def begin(self, num_rounds: int) -> None:
         """Take note of the rounds that are done; of a new run save that there are none.
 
         Who finds no checkpoint then knows that there was one.
         """
-        self._saved = num_rounds
+        self.saved_round = num_rounds
         if not num_rounds:
             with self._directory.tolerating("checkpoint"):
                 self._folder.save(0, {"settings": self._config.to_mapping()})
@@ -98,7 +103,7 @@ class Checkpointer:
         Not if it was stopped within the next round, of which something was learned already: the
         checkpoint before stands.
         """
-        if self._saved < num_rounds == self._strategy.policy.last_round:
+        if self.saved_round < num_rounds == self._strategy.policy.last_round:
             self._save(num_rounds, arrays)
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
@@ -113,7 +118,7 @@ class Checkpointer:
         with self._directory.tolerating("checkpoint"):
             self._directory.sync()
             self._folder.save(server_round, state)
-            self._saved = server_round
+            self.saved_round = server_round
 
 
 def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:

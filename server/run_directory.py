@@ -24,10 +24,14 @@ from safetensors import SafetensorError
 from strategies import ConfigError
 from strategies.flower import LOGGER, Arm, RoundRecord
 
+from .score_log import ScoreLog, end_of
+
 SCHEMA: Final = 1
 """Version of the lines in ``rounds.jsonl``."""
-_ROUNDS: Final = "rounds.jsonl"
-_MAX_LISTED_ARMS: Final = 200
+TRUTH: Final = "truth.json"
+"""File with the clients' true expected times, where they are known: in simulations."""
+ROUNDS: Final = "rounds.jsonl"
+MAX_LISTED_ARMS: Final = 200
 """Above this many arms the availability is not listed by arm."""
 
 
@@ -93,13 +97,13 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[R
     ConfigError
         If it holds fewer, or others.
     """
-    file = path / _ROUNDS
+    file = path / ROUNDS
     found = 0
     with suppress(FileNotFoundError), file.open("rb") as lines:
         for line in islice(lines, num_rounds):
             found += 1
             try:
-                record = _parse_round(line, found, names)
+                record = parse_round(line, found, names)
             except (ValueError, TypeError, LookupError):
                 allowed = f"a run whose {file.name} can be read: line {found} is damaged"
                 raise ConfigError("resume", str(path), allowed) from None
@@ -111,7 +115,7 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[R
 def count_rounds(path: Path) -> int:
     """Return how many rounds a run directory holds."""
     try:
-        with (path / _ROUNDS).open("rb") as lines:
+        with (path / ROUNDS).open("rb") as lines:
             return sum(line.endswith(b"\n") for line in lines)  # the last one may be torn
     except FileNotFoundError:
         return 0
@@ -123,14 +127,30 @@ def written_rounds(path: Path) -> list[dict[str, Any]]:
     Who reads while another process writes may see half of the last line: it is left out.
     """
     try:
-        data = (path / _ROUNDS).read_bytes()
+        data = (path / ROUNDS).read_bytes()
     except FileNotFoundError:
         return []
     *lines, _half = data.split(b"\n")
     return [json.loads(line) for line in lines]
 
 
-def _parse_round(line: bytes, number: int, names: Sequence[str]) -> RoundRecord:
+def parse_round(line: bytes, number: int, names: Sequence[str]) -> RoundRecord:
+    """Read a line of ``rounds.jsonl``.
+
+    Parameters
+    ----------
+    line : bytes
+        The line.
+    number : int
+        Round that it must be of.
+    names : sequence of str
+        What the arms are called, by index.
+
+    Raises
+    ------
+    ValueError, TypeError, LookupError
+        If it is no such line.
+    """
     found = json.loads(line)
     if found["round"] != number or not isinstance(found["accuracy"], int | float | None):
         raise ValueError("another round, or no accuracy")
@@ -201,6 +221,7 @@ class RunDirectory:
                 "run-dir", str(path), f"a folder that can be created ({error.strerror})"
             ) from None
         self._open(path, config, disk_required=disk_required)
+        self._scores = ScoreLog(path)
 
     @classmethod
     def reopen(
@@ -233,12 +254,15 @@ class RunDirectory:
         """
         directory = cls.__new__(cls)
         directory._open(path, config, disk_required=disk_required)
-        with (path / _ROUNDS).open("rb+") as lines:
-            for line in islice(lines, num_rounds):
-                accuracy = json.loads(line)["accuracy"]
-                if accuracy is not None:
-                    directory._best_accuracy = max(directory._best_accuracy, accuracy)
+        end = 0
+        with (path / ROUNDS).open("rb+") as lines:
+            for text in islice(lines, num_rounds):
+                line = json.loads(text)
+                if line["accuracy"] is not None:
+                    directory._best_accuracy = max(directory._best_accuracy, line["accuracy"])
+                end = max(end, end_of(line))
             lines.truncate()
+        directory._scores = ScoreLog(path, end)
         if not (path / "model-best.safetensors").exists():
             directory._best_accuracy = -1.0
         return directory
@@ -249,7 +273,7 @@ class RunDirectory:
         self._lock = lock_run(path)
         self._write("config.toml", tomli_w.dumps(dict(config)))
         # Unbuffered: what could not be written must not turn up later, half of it or twice.
-        self._rounds = (path / _ROUNDS).open("ab", buffering=0)
+        self._rounds = (path / ROUNDS).open("ab", buffering=0)
         self._unwritten: list[bytes] = []
         self._troubles: set[str] = set()
         self._log = _QuietFileHandler(path / "log.txt", encoding="utf-8")
@@ -269,7 +293,7 @@ class RunDirectory:
             "num_arms": record.num_arms,
             "num_available": len(record.available),
         }
-        if record.num_arms <= _MAX_LISTED_ARMS:
+        if record.num_arms <= MAX_LISTED_ARMS:
             line["available"] = record.available
             line["absent"] = record.absent
         line |= {
@@ -283,8 +307,11 @@ class RunDirectory:
             "no_step": record.no_step,
             "accuracy": record.accuracy,
             "loss": record.loss,
+            "scores": None,
             "wall": {"time_s": round(time.monotonic() - self._begin, 6)},
         }
+        with self.tolerating("scores of the clients"):
+            line["scores"] = self._scores.append(record)
         text = json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
         self._unwritten.append(text.encode())
         with self.tolerating("record of the rounds"):
@@ -335,7 +362,7 @@ class RunDirectory:
         self._write_rounds()
         with self._naming_rounds():
             os.fsync(self._rounds.fileno())
-            if not os.path.samestat(os.fstat(self._rounds.fileno()), os.stat(self.path / _ROUNDS)):
+            if not os.path.samestat(os.fstat(self._rounds.fileno()), os.stat(self.path / ROUNDS)):
                 raise OSError(errno.ESTALE, "it is no longer the file that this run writes")
 
     @contextmanager
@@ -360,7 +387,7 @@ class RunDirectory:
     def close(self) -> None:
         """Close the open files, and let others have the folder."""
         LOGGER.removeHandler(self._log)
-        for file in (self._rounds, self._log):
+        for file in (self._rounds, self._scores, self._log):
             with suppress(OSError):  # a full disk: whoever wrote has said so
                 file.close()
         self._lock.release()
@@ -385,7 +412,7 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path / _ROUNDS)) from None
+            raise OSError(error.errno, error.strerror, str(self.path / ROUNDS)) from None
 
     def _write(self, name: str, data: str | bytes) -> None:
         """Replace a file as a whole: a reader sees the old or the new one."""

@@ -14,6 +14,7 @@ from rich.table import Table
 from client.wire import package_version
 from strategies.flower import RoundRecord, ScheduledStrategy
 
+from .alarms import AlarmLog
 from .history import Tallies
 from .stream_grid import StreamGrid
 
@@ -28,10 +29,14 @@ class RunStatus:
     ----------
     num_rounds : int, optional
         Rounds at most; ``None``: unknown, somebody else's ServerApp decides.
+    alarm_log : AlarmLog, optional
+        Who watches for what people should look at.
     """
 
-    def __init__(self, num_rounds: int | None = None) -> None:
+    def __init__(self, num_rounds: int | None = None, alarm_log: AlarmLog | None = None) -> None:
         self._num_rounds = num_rounds
+        self._alarm_log = alarm_log or AlarmLog()
+        self._last_seen: dict[int, float] = {}  # by arm, of those that have left
         self._begin_s = time.monotonic()
         self._lock = threading.Lock()  # guards what follows
         self._strategy: ScheduledStrategy | None = None
@@ -63,7 +68,8 @@ class RunStatus:
             the last one that ended, 0 before; times are in seconds, ``null`` is unknown. Each of
             ``arms`` has its state, ``selections``, ``completed``, ``mean_rtt_s``, ``last_rtt_s``,
             ``share`` of rounds against its ``floor``, virtual ``queue``, and ``failures`` by
-            reason. What is counted is counted since the server started, also if it resumed a run.
+            reason. ``alarms`` are what to look at, each with ``kind`` and ``text``. What is
+            counted is counted since the server started, also if it resumed a run.
         """
         nodes = {node.node_id: node.name for node in grid.get_nodes()}
         # Who has just vanished is still waited for, but is not there.
@@ -114,8 +120,43 @@ class RunStatus:
                 "refused": grid.num_refused,
                 "late_replies": grid.num_late_replies,
                 "ignored_replies": grid.num_ignored_replies,
+                "alarms": [{"kind": a.kind, "text": a.text} for a in self._alarm_log.active],
                 "arms": rows,
             }
+
+    def presence(self, grid: StreamGrid) -> dict[str, Any]:
+        """Return who is there now, ready for JSON: :class:`server.presence.PresenceWriter`.
+
+        Parameters
+        ----------
+        grid : StreamGrid
+            Where the clients are.
+
+        Returns
+        -------
+        dict
+            ``connected``, ``busy`` and ``opted_out`` list arms, ``newcomers`` names of clients
+            that are no arms yet; ``last_seen`` has the arms that have left, and when [s since
+            1970].
+        """
+        nodes = {node.node_id: node.name for node in grid.get_nodes()}
+        busy, opted_out = grid.busy() & nodes.keys(), grid.opted_out()
+        with self._lock:
+            arms = [] if self._strategy is None else list(self._strategy.arms.arms)
+        connected = [arm.index for arm in arms if arm.node_id in nodes]
+        for arm in connected:
+            self._last_seen.pop(arm, None)
+        for arm in {arm.index for arm in arms}.difference(connected):
+            self._last_seen.setdefault(arm, round(time.time(), 1))
+        known = {arm.node_id for arm in arms}
+        return {
+            "connected": connected,
+            "busy": [arm.index for arm in arms if arm.node_id in busy],
+            "opted_out": [arm.index for arm in arms if arm.node_id in opted_out],
+            "newcomers": sorted(name for node, name in nodes.items() if node not in known),
+            "last_seen": {str(arm): seen for arm, seen in self._last_seen.items()},
+            "refused": grid.num_refused,
+        }
 
     def _record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Count a round; a round hook, so what it reads of the strategy stands still."""

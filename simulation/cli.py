@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from server.command_line import (
     settings_options,
     stoppable,
 )
+from server.page.process import DEFAULT_ADDRESS, page_process
 from server.resume import resumed_settings
 from server.run_directory import default_run_dir, refuse_existing
 
@@ -27,6 +30,7 @@ from .league.command import league
 from .paper.command import paper, paper_page
 from .progress import RunProgress
 from .replay_command import replay_command
+from .watch_command import watch
 
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
@@ -56,8 +60,23 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the summary 
 @_options
 @_json
 @resume_option
+@click.option(
+    "--page",
+    is_flag=False,
+    flag_value=DEFAULT_ADDRESS,
+    metavar="[HOST:PORT]",
+    help="Show the run in the browser, and stay there at its end until Ctrl-C; "
+    f"HOST:PORT may be left out: {DEFAULT_ADDRESS}.",
+)
 @click.pass_context
-def cli(context: click.Context, /, as_json: bool, resume: Path | None, **flags: Any) -> None:
+def cli(
+    context: click.Context,
+    /,
+    as_json: bool,
+    resume: Path | None,
+    page: str | None,
+    **flags: Any,
+) -> None:
     """Schedule real Flower clients that train on MNIST, in one process and virtual time.
 
     Without arguments: CS-UCB-Q in the paper's non-ideal scenario, until a stated accuracy.
@@ -65,17 +84,39 @@ def cli(context: click.Context, /, as_json: bool, resume: Path | None, **flags: 
     if context.invoked_subcommand is not None:
         misplaced = [*given_settings(flags), *(["json"] if as_json else [])]
         misplaced += ["resume"] if resume else []
+        misplaced += ["page"] if page else []
         if misplaced:
             raise click.UsageError(f"--{misplaced[0]} belongs behind {context.invoked_subcommand}")
         return
     if resume is not None:
         settings = resumed_settings(resume, given_settings(flags), SimulationConfig)
         config = SimulationConfig.from_mapping(settings)
-        _run([config], resume, as_json, resume=True)
+        with _page(resume, page):
+            _run([config], resume, as_json, resume=True)
         return
     config = _resolve(flags)
     run_dir = Path(config.run_dir or default_run_dir(config.strategy))
-    _run([replace(config, run_dir=str(run_dir))], run_dir, as_json)
+    refuse_existing(run_dir)
+    with _page(run_dir, page):
+        _run([replace(config, run_dir=str(run_dir))], run_dir, as_json)
+
+
+@contextmanager
+def _page(run_dir: Path, address: str | None) -> Iterator[None]:
+    """Show a run while it goes, and when it has ended until somebody stops that."""
+    if address is None:
+        yield
+        return
+    console = Console(stderr=True)
+
+    def tell(url: str) -> None:
+        console.print(f"page at {url}", highlight=False, soft_wrap=True, markup=False)
+
+    with page_process(run_dir, address, tell):
+        yield
+        console.print("the run has ended; its page stays until Ctrl-C", highlight=False)
+        with suppress(KeyboardInterrupt), stoppable():
+            threading.Event().wait()
 
 
 @cli.command()
@@ -102,6 +143,7 @@ cli.add_command(league)
 cli.add_command(paper)
 cli.add_command(paper_page)
 cli.add_command(replay_command)
+cli.add_command(watch)
 
 
 def _resolve(flags: dict[str, Any]) -> SimulationConfig:

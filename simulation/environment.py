@@ -185,6 +185,12 @@ class Environment:
             member=None if block.member is None else block.member[offset],
         )
 
+    @property
+    def regimes(self) -> list[int]:
+        """Rounds from which the means differ from those before, the first being 1."""
+        changing = self._slow_from[np.isfinite(self._slow_from) & (self._slow_factor != 1.0)]
+        return sorted({1, *changing.astype(int).tolist()})
+
     def expected_time_s(self, tau_max_s: float, t: int = 1) -> FloatArray:
         """Return the true means that policies have to learn, E min(tau_k(t), tau_max).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from flwr.app import Context, RecordDict
 
 from client.partition import build_partition
 from server.app import build_strategy, create_app
-from server.run_directory import load_model, read_rounds
+from server.run_directory import TRUTH, load_model, read_rounds
 from strategies import POLICIES, ConfigError, check_feasibility, parse_floors
 from strategies.flower import RoundHook, RoundRecord
 
@@ -116,6 +117,7 @@ class Simulation:
             settings=config.to_mapping(),
             availability=float(config.per_client("availability").mean()),
             resume=resume,
+            on_strategy=lambda strategy: self._write_truth(),
             on_summary=summaries.append,
         )
         context = Context(
@@ -131,6 +133,20 @@ class Simulation:
             names = [arm["name"] for arm in summary["arms"]]
             records = list(read_rounds(Path(config.run_dir), summary["rounds"], names))
         return SimulationResult(config, summary, records)
+
+    def _write_truth(self) -> None:
+        """Leave the clients' expected times in the run directory: a page shows regret by them."""
+        if not self.config.run_dir:
+            return
+        environment, tau_max_s = self._environment, self.config.tau_max_s
+        truth = [
+            {
+                "since_round": t,
+                "expected_time_s": environment.expected_time_s(tau_max_s, t).tolist(),
+            }
+            for t in environment.regimes
+        ]
+        (Path(self.config.run_dir) / TRUTH).write_text(json.dumps(truth) + "\n")
 
     def _refuse_infeasible_floors(self, num_examples: list[int]) -> None:
         config = self.config

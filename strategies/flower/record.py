@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
 
-from ..base import Explanation
+from ..base import Explanation, FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,9 @@ class RoundRecord:
         Arms that were owed nothing in this round, having left or being on leave.
     explanation : Explanation or None
         Why these were selected, over all arms; ``None`` where the strategy was not to explain.
+    queue : (num_arms,) float64 or None
+        Virtual queues after the round [rounds], with the explanation; ``None`` for a policy
+        without.
     """
 
     round: int
@@ -69,7 +72,8 @@ class RoundRecord:
     accuracy: float | None = None
     loss: float | None = None
     absent: list[int] = field(default_factory=list)
-    explanation: Explanation | None = None
+    explanation: Explanation | None = field(default=None, compare=False)
+    queue: FloatArray | None = field(default=None, compare=False)
 
 
 RoundHook = Callable[[RoundRecord, ArrayRecord], None]

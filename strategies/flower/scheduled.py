@@ -28,6 +28,7 @@ from client.protocol import (
 from ..base import (
     BoolArray,
     ConfigError,
+    FloatArray,
     RoundContext,
     RoundOutcome,
     SchedulingError,
@@ -546,7 +547,12 @@ class ScheduledStrategy(Strategy):
             no_step=no_step,
             absent=absent,
             explanation=explanation,
+            queue=self._queue() if self._explain else None,
         )
+
+    def _queue(self) -> FloatArray | None:
+        queue: FloatArray | None = getattr(self.policy, "virtual_queue", None)
+        return None if queue is None else queue.copy()
 
     def _begin_s(self, now_s: float) -> float:
         """Return when the run began, on the grid's clock; a pause before a resumption is none."""

@@ -1,0 +1,45 @@
+"""Sockets that listen, and which hosts are this machine alone."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from strategies import ConfigError
+
+
+def listen(key: str, address: str) -> socket.socket:
+    """Return a socket that listens: whoever asks before there is an answer waits for it.
+
+    Parameters
+    ----------
+    key : str
+        The setting that the address comes from, for errors.
+    address : str
+        ``host:port``; port 0 picks a free one.
+
+    Raises
+    ------
+    ConfigError
+        If the address cannot be had.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, int(port)))
+        listener.listen()
+    except (OSError, ValueError, OverflowError):
+        listener.close()
+        raise ConfigError(key, address, "host:port of this machine, the port not in use") from None
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host, in brackets or not, is this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

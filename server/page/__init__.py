@@ -1,0 +1,1 @@
+"""A page for the browser that shows a run, made of its run directory alone."""

@@ -1,0 +1,150 @@
+"""Serve the page of a run from a process of its own, so that it cannot slow the run down."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from strategies import ConfigError
+
+from ..listener import is_loopback, listen
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:8501"
+TOKEN_VARIABLE: Final = "FLOWER_SERVER_PAGE_TOKEN"
+"""Environment variable with the token that visitors need; without it one is made up."""
+_PARENT_VARIABLE: Final = "FLOWER_SERVER_PAGE_PARENT"
+_STOP_S: Final = 5.0
+_NICENESS: Final = 10
+
+
+def page_token(address: str) -> str | None:
+    """Return what visitors of an address have to know; ``None`` on loopback: nothing."""
+    if given := os.environ.get(TOKEN_VARIABLE):
+        return given
+    return None if is_loopback(address.rpartition(":")[0]) else secrets.token_urlsafe(16)
+
+
+def page_url(address: str, port: int, token: str | None) -> str:
+    """Return where the page is, with the token."""
+    host = address.rpartition(":")[0]
+    if host in ("0.0.0.0", "[::]", "::"):
+        host = socket.gethostname()
+    return f"http://{host}:{port}/" + (f"?token={token}" if token else "")
+
+
+@contextmanager
+def page_process(run_dir: Path, address: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Serve the page of a run from a process of its own, from entering to leaving the context.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory; it may not exist yet.
+    address : str
+        Where to listen, ``host:port``.
+    tell : callable
+        Takes where the page is, token and all: for the terminal, not for a log.
+
+    Raises
+    ------
+    ConfigError
+        If the address cannot be had.
+    """
+    token = page_token(address)
+    with listen("page", address) as listener:  # here, so that a fault is told before the run
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # whence this process imports
+            TOKEN_VARIABLE: token or "",
+            _PARENT_VARIABLE: str(os.getpid()),
+        }
+        command = ["-P", "-m", "server.page", str(run_dir), address, str(listener.fileno())]
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            env=environment,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us, who then end it
+        )
+        tell(page_url(address, listener.getsockname()[1], token))
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def serve_page(
+    run_dir: Path,
+    address: str,
+    token: str | None,
+    ended: threading.Event,
+    listener: socket.socket | None = None,
+    tell: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve the page of a run until an event is set.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    address : str
+        Where to listen, ``host:port``.
+    token : str or None
+        What visitors have to know.
+    ended : Event
+        When to stop.
+    listener : socket, optional
+        One that listens there already.
+    tell : callable
+        Takes where the page is.
+
+    Raises
+    ------
+    ConfigError
+        If the address cannot be had.
+    """
+    from ..http_server import HttpServer
+    from .web import page_app, view_of
+
+    host = address.rpartition(":")[0]
+    with view_of(run_dir) as live:
+        app = page_app(live, host, token)
+        with HttpServer("page", address, app, listener=listener) as server:
+            tell(page_url(address, server.port, token))
+            ended.wait()
+
+
+def main() -> None:
+    """Serve the page for the process that has started this one, as long as it lives."""
+    run_dir, address, descriptor = sys.argv[1:]
+    parent = int(os.environ.pop(_PARENT_VARIABLE))
+    token = os.environ.pop(TOKEN_VARIABLE) or None
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda signum, frame: ended.set())
+    os.nice(_NICENESS)  # rounds come first
+
+    def follow() -> None:
+        while not ended.wait(1.0):
+            if os.getppid() != parent:  # it was killed
+                ended.set()
+
+    threading.Thread(target=follow, daemon=True).start()
+    listener = socket.socket(fileno=int(descriptor))
+    try:
+        serve_page(Path(run_dir), address, token, ended, listener)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,81 @@
+"""The page as one file, for a run that has ended or as it is now."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from importlib.resources import files
+from typing import Final
+
+from .run_view import RunView, to_json
+
+SCRIPTS: Final = (
+    "echarts.min.js",
+    "format.js",
+    "clients.js",
+    "why.js",
+    "charts.js",
+    "page.js",
+)
+"""The page's scripts, in order; the first is Apache ECharts 6.1.0, unchanged."""
+_MAX_ROUNDS_BYTES: Final = 8 << 20
+"""Rounds with all scores fill at most so much of the file, the latest first."""
+
+
+def saved_page(view: RunView) -> str:
+    """Return a run as one HTML file that needs nothing else.
+
+    Parameters
+    ----------
+    view : RunView
+        The run, up to date.
+    """
+    rounds: dict[int, str] = {}
+    left = _MAX_ROUNDS_BYTES
+    for number in range(view.num_rounds, 0, -1):
+        found = view.round(number)
+        if found is None:
+            continue
+        text = to_json(found)
+        left -= len(text)
+        if left < 0:
+            break
+        rounds[number] = text
+    listed = ",".join(f'"{number}":{text}' for number, text in sorted(rounds.items()))
+    data = f'{{"state":{to_json(view.state())},"rounds":{{{listed}}}}}'
+    script, style = "\n".join(map(static, SCRIPTS)), static("page.css")
+    # Elements whose content is given by its digest: nothing else runs, whatever the data say.
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{_digest(script)}'; "
+        f"style-src 'sha256-{_digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    page = static("page.html")
+    meta = '<meta charset="utf-8">'
+    changes = {
+        meta: f"{meta}\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">',
+        '<link rel="stylesheet" href="static/page.css">': f"<style>{style}</style>",
+        "</body>": f'<script type="application/json" id="saved">{_inert(data)}</script>\n'
+        f"<script>{script}</script>\n</body>",
+    }
+    changes |= {f'<script src="static/{name}" defer></script>\n': "" for name in SCRIPTS}
+    for old, new in changes.items():
+        before, there, after = page.partition(old)
+        assert there, old
+        page = before + new + after
+    return page
+
+
+def static(name: str) -> str:
+    """Return one of the page's own files."""
+    return (files("server.page") / "static" / name).read_text(encoding="utf-8")
+
+
+def _inert(data: str) -> str:
+    """Return JSON that cannot end the element it stands in."""
+    return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

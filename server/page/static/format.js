@@ -1,0 +1,60 @@
+"use strict";
+
+/** How numbers and elements are made; texts of clients never become markup. */
+const Format = {
+  seconds(value) {
+    if (value == null) return "–";
+    if (value < 1e-5) return "0 s";
+    if (value < 0.0995) return `${(1000 * value).toPrecision(2)} ms`;
+    return `${value.toPrecision(3)} s`;
+  },
+
+  duration(value) {
+    if (value == null) return "–";
+    if (value < 100) return Format.seconds(value);
+    const whole = Math.round(value);
+    const [h, m, s] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+    if (h >= 48) return `${Math.floor(h / 24)} d ${h % 24} h`;
+    return h ? `${h} h ${m} min` : `${m} min ${s} s`;
+  },
+
+  number(value, digits = 3) {
+    if (value == null) return "–";
+    if (value === "inf") return "∞";
+    if (value === "-inf") return "−∞";
+    if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e6)) return value.toExponential(1);
+    return value.toFixed(Math.max(0, digits - (Math.abs(value) >= 100 ? 2 : 0))).replace("-", "−");
+  },
+
+  share(value) {
+    return value == null ? "–" : `${(100 * value).toFixed(1)} %`;
+  },
+
+  /** What order and sums need: infinities as numbers, the unknown as NaN. */
+  value(value) {
+    return value === "inf" ? Infinity : value === "-inf" ? -Infinity : value == null ? NaN : value;
+  },
+
+  ago(epoch) {
+    const seconds = Math.max(0, Date.now() / 1000 - epoch);
+    return `${Format.duration(Math.max(1, Math.round(seconds)))} ago`;
+  },
+};
+
+function byId(id) {
+  return document.getElementById(id);
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Return an element with attributes and children; a child that is no element is a text. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value != null) element.setAttribute(key, value);
+  }
+  element.append(...children);
+  return element;
+}

@@ -1,0 +1,188 @@
+"use strict";
+
+/** Why a round's clients were picked: their scores in parts, and the cut between in and out. */
+const Why = (() => {
+  const BESIDE = 40; // clients shown on the wrong side of the cut
+  const CHART = 30;
+  const MEANING = {
+    mean: "what its measured times say",
+    failures: "what its failures cost",
+    bonus: "the benefit of the doubt: large while little is known",
+    draw: "a random draw around its mean",
+    queue: "what it is owed by its floor",
+  };
+  let round = 0, shown = null, asked = null, loading = null;
+
+  function begin() {
+    byId("why-form").addEventListener("submit", (event) => event.preventDefault());
+    byId("why-round").addEventListener("change", () => go(Number(byId("why-round").value)));
+    byId("why-before").addEventListener("click", () => go(round - 1));
+    byId("why-after").addEventListener("click", () => go(round + 1));
+    byId("why-follow").addEventListener("change", update);
+    byId("why-client").addEventListener("input", () => {
+      const arm = Page.state.clients.name.indexOf(byId("why-client").value.trim());
+      if (arm >= 0) ask(arm);
+      else if (!byId("why-client").value) { asked = null; say(); }
+    });
+  }
+
+  /** Show a round, and stay there. */
+  function go(number) {
+    byId("why-follow").checked = false;
+    load(Math.min(Math.max(Math.round(number) || 1, 1), Math.max(Page.state.top.round, 1)));
+  }
+
+  /** Say why a client was picked, or why not. */
+  function ask(arm) {
+    asked = arm;
+    byId("why-client").value = Page.state.clients.name[arm];
+    say();
+    byId("why").scrollIntoView({ block: "nearest" });
+  }
+
+  /** Follow the latest round, if that is wanted. */
+  function update() {
+    const names = Page.state.clients.name, list = byId("client-names");
+    if (list.children.length !== names.length) {
+      list.replaceChildren(...names.map((name) => make("option", { value: name })));
+    }
+    const last = Page.state.top.round;
+    byId("why-round").max = last;
+    if (last && (byId("why-follow").checked || !round)) load(last);
+    else arrows();
+  }
+
+  async function load(number) {
+    if (number === round && shown) return;
+    round = number;
+    if (document.activeElement !== byId("why-round")) byId("why-round").value = number;
+    arrows();
+    if (loading) return;
+    loading = true;
+    try {
+      while (!shown || shown.round !== round) {
+        const wanted = round;
+        const found = await Page.round(wanted);
+        if (wanted !== round) continue;
+        shown = found || { round: wanted, missing: true };
+        show();
+      }
+    } finally {
+      loading = false;
+    }
+  }
+
+  function arrows() {
+    byId("why-before").disabled = round <= 1;
+    byId("why-after").disabled = round >= Page.state.top.round;
+    if (document.activeElement !== byId("why-round")) byId("why-round").value = round || "";
+  }
+
+  /** Return the arms by rank, the best first, those who were not available last. */
+  function ranking(scores, selected) {
+    const sign = scores.rule === "smallest" ? 1 : -1;
+    const value = scores.score.map((score) => sign * Format.value(score));
+    const picked = new Set(selected);
+    return scores.score.map((_, arm) => arm).sort((a, b) =>
+      scores.available[b] - scores.available[a] || picked.has(b) - picked.has(a) ||
+      (value[a] === value[b] ? 0 : value[a] - value[b]) || a - b);
+  }
+
+  function show() {
+    const scores = shown.scores, head = byId("why-table").tHead, body = byId("why-table").tBodies[0];
+    const figure = byId("why-chart").parentElement;
+    head.replaceChildren();
+    body.replaceChildren();
+    figure.hidden = !scores;
+    if (shown.missing) setText(byId("why-summary"), Page.saved ? `Round ${shown.round} is not in this file: it has the last ones.` : `Round ${shown.round} cannot be read.`);
+    else setText(byId("why-summary"), summary());
+    if (!scores) {
+      if (!shown.missing) {
+        const why = Page.state.run.explained ? "The scores of this round were not recorded." : "Scores are not recorded: the run has --no-explain.";
+        setText(byId("why-summary"), `${summary()} ${why}`);
+      }
+      say();
+      return;
+    }
+    const parts = Object.keys(scores.parts), unit = scores.unit ? ` [${scores.unit}]` : "";
+    const row = make("tr");
+    for (const title of ["rank", "client", `score${unit}`, ...parts, "owed", "round trip", "outcome"]) {
+      row.append(make("th", { scope: "col", title: MEANING[title] || null, class: title === "client" || title === "outcome" ? "left" : null }, title));
+    }
+    head.append(row);
+    const order = ranking(scores, shown.selected), picked = shown.selected.length;
+    const free = scores.available.filter(Boolean).length;
+    const listed = order.slice(0, Math.min(picked + BESIDE, free));
+    listed.forEach((arm, rank) => {
+      if (rank === picked) body.append(cutRow(parts.length + 6, free - picked));
+      body.append(clientRow(arm, rank, parts));
+    });
+    if (listed.length <= picked && free > 0) body.append(cutRow(parts.length + 6, 0));
+    const more = free - listed.length, away = scores.available.length - free;
+    const rest = [more > 0 ? `${more} more with worse scores` : "", away ? `${away} not available` : ""].filter(Boolean);
+    if (rest.length) body.append(make("tr", { class: "away" }, make("td", { colspan: parts.length + 6 }, rest.join(", "))));
+    Charts.scores(byId("why-chart"), listed.slice(0, Math.max(CHART, 0)), shown, parts);
+    say();
+  }
+
+  function clientRow(arm, rank, parts) {
+    const scores = shown.scores, at = shown.selected.indexOf(arm);
+    const button = make("button", { type: "button" }, shown.names[arm]);
+    button.addEventListener("click", () => ask(arm));
+    const cells = [
+      make("td", {}, `${rank + 1}${at >= 0 ? " ✓" : ""}`),
+      make("th", { scope: "row", class: "left" }, button),
+      make("td", {}, Format.number(scores.score[arm])),
+      ...parts.map((part) => make("td", {}, Format.number(scores.parts[part][arm]))),
+      make("td", {}, scores.owed ? Format.number(scores.owed[arm], 2) : "–"),
+      make("td", {}, at >= 0 ? Format.seconds(shown.rtt_s[at]) : ""),
+      make("td", { class: at >= 0 && !shown.completed[at] ? "left failed" : "left" }, at < 0 ? "" : shown.completed[at] ? "in time" : shown.reason[at] || "failed"),
+    ];
+    return make("tr", { class: at >= 0 ? "picked" : null }, ...cells);
+  }
+
+  function cutRow(columns, below) {
+    const scores = shown.scores;
+    const cut = scores.cut == null ? "" : ` at ${Format.number(scores.cut)}`;
+    const tied = scores.tied ? `, ${scores.tied} clients tied there: decided by ${scores.tie_break ? "the index before truncation, then by lot" : "lot"}` : "";
+    const text = scores.rule === "drawn" ? "below: not drawn" : `cut${cut}${tied}`;
+    return make("tr", { class: "cut" }, make("td", { colspan: columns }, below ? text : `${text}; nobody who was available is left out`));
+  }
+
+  function summary() {
+    const scores = shown.scores, picked = shown.selected.length;
+    if (!picked) return `Round ${shown.round}: nobody was picked${shown.no_step ? ` (${shown.no_step})` : ""}.`;
+    const free = scores ? scores.available.filter(Boolean).length : null;
+    const rule = !scores ? "" : { largest: " with the largest scores", smallest: " with the smallest scores", drawn: " by a draw" }[scores.rule];
+    const times = shown.rtt_s.map((t, i) => (shown.completed[i] ? t ?? 0 : Infinity));
+    const slowest = times.indexOf(Math.max(...times));
+    const end = shown.completed[slowest] ? `${shown.names[shown.selected[slowest]]} was the slowest` : `${shown.names[shown.selected[slowest]]} did not deliver`;
+    return `Round ${shown.round}: ${picked} of ${free ?? "the"} available clients${rule}. It took ${Format.seconds(shown.round_s)}; ${end}.`;
+  }
+
+  function say() {
+    setText(byId("why-sentence"), asked == null || !shown || !shown.scores ? "" : sentence(asked));
+  }
+
+  function sentence(arm) {
+    const scores = shown.scores, name = Page.state.clients.name[arm], when = `in round ${shown.round}`;
+    if (arm >= scores.score.length) return `${name} had not joined yet ${when}.`;
+    if (!scores.available[arm]) return `${name} was not available ${when}.`;
+    const picked = shown.selected.includes(arm), unit = scores.unit ? ` ${scores.unit}` : "";
+    const free = scores.available.filter(Boolean).length;
+    const rank = ranking(scores, shown.selected).indexOf(arm) + 1;
+    const parts = Object.entries(scores.parts).map(([part, values]) => `${part} ${Format.number(values[arm])}`);
+    const sum = `${Format.number(scores.score[arm])}${unit}${parts.length > 1 ? ` = ${parts.join(" + ").replaceAll("+ −", "− ")}` : ""}`;
+    const verdict = `${name} was ${picked ? "picked" : "not picked"} ${when}`;
+    if (scores.rule === "drawn") return `${verdict}: it was drawn for, with ${sum || "equal chances"}.`;
+    const cut = Format.value(scores.cut), own = Format.value(scores.score[arm]);
+    let how = `rank ${rank} of ${free} with ${sum}`;
+    if (own === cut && scores.tied) how += `, tied with ${scores.tied - 1} others at the cut; ${scores.tie_break ? "the index before truncation and then a lot" : "a lot"} decided`;
+    else if (picked && free > shown.selected.length) how += `; the cut was at ${Format.number(scores.cut)}`;
+    else if (!picked) how += `; the cut was at ${Format.number(scores.cut)}${unit}`;
+    const first = scores.score[arm] === "inf" || scores.score[arm] === "-inf";
+    return `${verdict}: ${how}.${first && picked ? " It comes first because nobody has tried it yet." : ""}`;
+  }
+
+  return { begin, update, ask, go };
+})();

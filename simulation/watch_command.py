@@ -1,0 +1,63 @@
+"""``python -m simulation watch``: the page of a run directory, running or finished."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from server.command_line import stoppable
+from server.page.process import DEFAULT_ADDRESS, page_token, serve_page
+from strategies import ConfigError
+
+
+@click.command("watch")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--address",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="Where to listen, HOST:PORT (port 0: any); beyond loopback visitors need a token.",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the page as one HTML file instead of serving it.",
+)
+def watch(run: Path, address: str, save: Path | None) -> None:
+    """Show RUN in the browser until Ctrl-C; a page only reads, so it cannot disturb the run."""
+    if not (run / "config.toml").exists():
+        raise ConfigError("run", str(run), "a run directory")
+    if save is not None:
+        from server.page.run_view import RunView
+        from server.page.saved import saved_page
+
+        view = RunView(run)
+        view.refresh()
+        save.write_text(saved_page(view), encoding="utf-8")
+        click.echo(save)
+        return
+    serve_until_stopped(run, address)
+
+
+def serve_until_stopped(run: Path, address: str) -> None:
+    """Serve the page of a run until Ctrl-C or SIGTERM.
+
+    Raises
+    ------
+    ConfigError
+        If the address cannot be had.
+    """
+    console = Console(stderr=True)
+
+    def tell(url: str) -> None:
+        console.print(f"page at {url} until Ctrl-C", highlight=False, soft_wrap=True, markup=False)
+
+    try:
+        with stoppable():
+            serve_page(run, address, page_token(address), threading.Event(), tell=tell)
+    except KeyboardInterrupt:
+        console.print("stopped", highlight=False)
