@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from strategies.base import BoolArray, FloatArray, RoundContext, RoundOutcome, Selection
+from strategies.base import BoolArray, FloatArray, RoundContext
 from strategies.cs_ucb_adaptive import CsUcbAdaptive
-from strategies.fairness import check_min_participation
+from strategies.floors import QueuePolicy
 from strategies.selection import cheapest_set
-from strategies.virtual_queue import advance_virtual_queue
 
 _PATIENCE: Final = 6.0
 """Rounds that an arm may be owed before it is worth a slow round of its own, d."""
@@ -22,7 +20,7 @@ _LEAST_SCALE: Final = 0.1
 """What an owed round of a fast arm is worth at least, in units of the N-th smallest cost, e."""
 
 
-class CsUcbQAdaptive(CsUcbAdaptive):
+class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
     """CS-UCB-Q-Adaptive: no parameter to set but the floors.
 
     In round t it selects the min(N, abs(A(t))) available arms S that minimise
@@ -65,31 +63,7 @@ class CsUcbQAdaptive(CsUcbAdaptive):
     """
 
     name: ClassVar[str] = "cs-ucb-q-adaptive"
-    _per_arm: ClassVar[Mapping[str, float]] = {
-        **CsUcbAdaptive._per_arm,
-        "virtual_queue": 0.0,
-        "min_participation": 0.0,
-    }
-
-    def __init__(self, *, min_participation: ArrayLike | None = None, **parameters: Any) -> None:
-        super().__init__(**parameters)
-        self.virtual_queue: FloatArray = np.zeros(self.shape)
-        self.min_participation = (
-            np.zeros(self.num_arms) if min_participation is None else min_participation
-        )
-
-    @property
-    def min_participation(self) -> FloatArray:
-        """Least fraction of rounds of each arm, c, (num_arms,) in [0, 1).
-
-        It may be set between rounds, for example to floors recomputed after arms joined; debts
-        stay as they are.
-        """
-        return self._min_participation
-
-    @min_participation.setter
-    def min_participation(self, value: ArrayLike) -> None:
-        self._min_participation = check_min_participation(value, self.num_arms)
+    _per_arm: ClassVar[Mapping[str, float]] = {**CsUcbAdaptive._per_arm, **QueuePolicy._per_arm}
 
     def _select(self, context: RoundContext) -> BoolArray:
         if self.num_arms <= self.num_selected:
@@ -121,22 +95,3 @@ class CsUcbQAdaptive(CsUcbAdaptive):
         value *= self.virtual_queue / _PATIENCE
         value += np.maximum(self.virtual_queue - _PATIENCE, 0.0) * (slow - fast + least)
         return np.asarray(value)
-
-    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
-        super()._learn(selection, outcome)
-        advance_virtual_queue(
-            self.virtual_queue,
-            selection.mask,
-            self._min_participation,
-            selection.context.member,
-            out=self.virtual_queue,
-        )
-
-    def _check_per_arm(self, name: str, value: ArrayLike, count: int) -> FloatArray:
-        if name == "min_participation":
-            return check_min_participation(value, count)
-        return super()._check_per_arm(name, value, count)
-
-    def _assign(self, name: str, array: NDArray[Any]) -> None:
-        # Not through the property: its length check comes before num_arms has grown.
-        super()._assign("_min_participation" if name == "min_participation" else name, array)

@@ -17,7 +17,8 @@ from strategies.base import (
     Selection,
     check_real,
 )
-from strategies.comparators.common import FloorPolicy, rewards
+from strategies.comparators.common import rewards
+from strategies.floors import FloorPolicy
 from strategies.selection import top_arms
 
 _Allocation: TypeAlias = tuple[FloatArray, BoolArray, FloatArray]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from strategies.base import BoolArray, FloatArray, RoundContext, check_real
-from strategies.comparators.common import QueuePolicy
+from strategies.floors import QueuePolicy
 from strategies.selection import cheapest_set
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from numpy.typing import ArrayLike
 
 from strategies.base import BoolArray, RoundContext, check_real
-from strategies.comparators.common import QueuePolicy
+from strategies.floors import QueuePolicy
 from strategies.selection import top_arms
 
 

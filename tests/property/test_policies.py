@@ -55,7 +55,7 @@ class Case:
                 "truncate": self.truncate,
                 "min_participation": self.floors,
             }
-        if name in ("tscsf-b", "rbcs-f", "e3cs"):
+        if name in ("cs-ucb-q-adaptive", "tscsf-b", "rbcs-f", "e3cs"):
             own = {"min_participation": self.floors}
         if name == "e3cs":
             own["graded"] = self.truncate
