@@ -12,8 +12,10 @@ from numpy.typing import ArrayLike
 from strategies.base import (
     BoolArray,
     ConfigError,
+    Explanation,
     FloatArray,
     RoundContext,
+    Selection,
     check_real,
 )
 from strategies.cs_ucb import UcbPolicy
@@ -77,13 +79,7 @@ class CsUcbQ(QueuePolicy, UcbPolicy):
 
     def _select(self, context: RoundContext) -> BoolArray:
         index = self.ucb_index(context.round, 2.0)
-        weight = 1.0 - self.beta
-        if self.truncate:
-            score = np.minimum(index, 1.0, out=self._score)
-            score *= weight
-        else:
-            # At beta = 1, 0 * inf would be NaN.
-            score = np.multiply(index, weight or math.ulp(0.0), out=self._score)
+        score = self._speed_score(index, self._score)
         score += np.multiply(self.virtual_queue, self.beta, out=self._scratch)
         return top_arms(
             (score, index),
@@ -92,6 +88,29 @@ class CsUcbQ(QueuePolicy, UcbPolicy):
             self._rng,
             scratch=self._scratch,
         )
+
+    def _explain(self, selection: Selection) -> Explanation:
+        index = self.ucb_index(selection.round, 2.0).copy()
+        mean = self._speed_weight * self.mean_reward
+        bonus = self._speed_score(index, np.empty(self.shape))
+        bonus -= mean
+        parts = {"mean": mean, "bonus": bonus, "queue": self.beta * self.virtual_queue}
+        return Explanation("largest", "", parts, tie_break=index)
+
+    @property
+    def _speed_weight(self) -> float:
+        weight = 1.0 - self.beta
+        # At beta = 1, 0 * inf would be NaN.
+        return weight if self.truncate else weight or math.ulp(0.0)
+
+    def _speed_score(self, index: FloatArray, out: FloatArray) -> FloatArray:
+        """Compute the score without the queues."""
+        if self.truncate:
+            np.minimum(index, 1.0, out=out)
+            out *= self._speed_weight
+        else:
+            np.multiply(index, self._speed_weight, out=out)
+        return out
 
     def _refresh(self, *, grown: bool) -> None:
         super()._refresh(grown=grown)

@@ -7,10 +7,10 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from strategies.base import BoolArray, FloatArray, RoundContext
+from strategies.base import BoolArray, Explanation, FloatArray, RoundContext, Selection
 from strategies.cs_ucb_adaptive import CsUcbAdaptive
 from strategies.floors import QueuePolicy
-from strategies.selection import cheapest_set
+from strategies.selection import cheapest_set, explain_cheapest_set
 
 _PATIENCE: Final = 6.0
 """Rounds that an arm may be owed before it is worth a slow round of its own, d."""
@@ -72,19 +72,45 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
         untried = self._untried()
         value = self._values(cost, untried)
         if untried.any():
-            tried_now = self._worth_trying(context.round)[..., np.newaxis]
-            tried_now = tried_now | (self._min_participation > 0)
-            beyond_all = (
-                (self.num_arms + 1) * self.tau_max_s * (1.0 + self.virtual_queue.max(initial=0.0))
-            )
-            value[untried] = np.where(tried_now, beyond_all, -beyond_all)[untried]
+            value[untried] = self._untried_values(context.round)[untried]
             cost[untried] = 0.0
         return cheapest_set(
             cost, value, context.available, self.num_selected, self._rng, sum_weight=_SUM_WEIGHT
         )
 
+    def _explain(self, selection: Selection) -> Explanation:
+        mean, expected, cost = self._costs_s(selection.round)
+        untried = self._untried()
+        value = self._values(cost, untried)
+        any_untried = bool(untried.any())
+        if any_untried:
+            value[untried] = 0.0
+            for each in (mean, expected, cost):
+                each[untried] = 0.0
+        explanation = explain_cheapest_set(
+            {"mean": mean, "failures": expected, "bonus": cost},
+            value,
+            selection.mask,
+            unit="s",
+            sum_weight=_SUM_WEIGHT,
+        )
+        if any_untried:
+            bonus = explanation.parts["bonus"]
+            bonus[untried] -= self._untried_values(selection.round)[untried]
+        return explanation
+
+    def _untried_values(self, round: int) -> FloatArray:
+        """Return what selecting each arm would be worth if it were untried: most, or least."""
+        tried_now = self._worth_trying(round)[..., np.newaxis] | (self._min_participation > 0)
+        beyond_all = (
+            (self.num_arms + 1) * self.tau_max_s * (1.0 + self.virtual_queue.max(initial=0.0))
+        )
+        return np.asarray(np.where(tried_now, beyond_all, -beyond_all))
+
     def _values(self, cost: FloatArray, untried: BoolArray) -> FloatArray:
         """Return what selecting each arm is worth, v [s]."""
+        if not self.num_arms:
+            return np.zeros(self.shape)
         known = np.sort(np.where(untried, np.inf, cost), axis=-1)
         count = np.maximum(np.count_nonzero(~untried, axis=-1), 1)[..., np.newaxis]
         fast = np.take_along_axis(known, np.minimum(self.num_selected, count) - 1, axis=-1)
