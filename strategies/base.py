@@ -134,10 +134,13 @@ class Selection:
         The question that this answers.
     mask : (*batch, num_arms) bool
         True for the selected arms.
+    drawn : (*batch, num_arms) array, optional
+        What was drawn for each arm, where a policy needs it to explain the selection.
     """
 
     context: RoundContext
     mask: BoolArray
+    drawn: NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def round(self) -> int:
@@ -166,10 +169,25 @@ class Explanation:
     unit : str
         Of the scores: ``"s"``, or empty where they are numbers.
     parts : mapping of str to (*batch, num_arms) float64
-        Named in the order in which they add up. ``+inf`` is allowed, for an arm that comes first
-        because nobody has tried it; NaN is not.
+        Named in the order in which they add up, see below. An infinity of either sign is allowed
+        in one part of an arm, for an arm that comes before or after all others; NaN is not.
     tie_break : (*batch, num_arms) float64, optional
         What decided between equal scores, the larger first; what that leaves tied was drawn.
+
+    Notes
+    -----
+    Policies have these parts in common, in this order:
+
+    - ``mean``: what the measured times say, or the expected ones where they are known;
+    - ``failures``: what failing costs, where it is estimated apart;
+    - ``bonus``: optimism about what is not known well; infinite where an untried arm comes first
+      or last;
+    - ``draw``: how far a random draw lies from the mean;
+    - ``queue``: what the arm is owed.
+
+    After them come what only some have: ``accuracy`` and ``loss``, as clients report them;
+    ``turn``, how many arms come before this one; ``floor`` and ``weight``, the shares of the two
+    in a probability; ``chance``, what is drawn without regard to the arm.
     """
 
     rule: Literal["largest", "smallest", "drawn"]
@@ -304,7 +322,8 @@ class SchedulingPolicy(ABC):
             If a mask has the wrong shape or type.
         """
         self._check_context(context)
-        return Selection(context, self._select(context))
+        answer = self._select(context)
+        return Selection(context, *(answer if isinstance(answer, tuple) else (answer,)))
 
     def tell(self, selection: Selection, outcome: RoundOutcome) -> None:
         """Learn what the selected arms did in a round.
@@ -372,7 +391,7 @@ class SchedulingPolicy(ABC):
         RoundOrderError
             If the round was told already: what was learned since would explain something else.
         ArrayError
-            If the selection has the wrong shape.
+            If the selection has the wrong shape, or lacks what was drawn for it.
         """
         self._check_context(selection.context)
         self._check_mask("selection.mask", selection.mask)
@@ -462,12 +481,22 @@ class SchedulingPolicy(ABC):
         self._refresh(grown=False)
 
     @abstractmethod
-    def _select(self, context: RoundContext) -> BoolArray:
-        """Return the mask of the super arm; `context` was checked."""
+    def _select(self, context: RoundContext) -> BoolArray | tuple[BoolArray, NDArray[Any]]:
+        """Return the mask of the super arm; `context` was checked.
 
+        With it goes what was drawn for each arm, where :meth:`_explain` needs it.
+        """
+
+    @abstractmethod
     def _explain(self, selection: Selection) -> Explanation:
-        """Return the scores behind `selection`, which was checked."""
-        raise NotImplementedError
+        """Return the scores behind `selection`, which was checked, in arrays of their own."""
+
+    def _drawn(self, selection: Selection) -> NDArray[Any]:
+        """Return what was drawn for each arm, for :meth:`_explain`."""
+        if selection.drawn is None:
+            raise ArrayError("selection.drawn is missing: ask gives it")
+        self._check_array("selection.drawn", selection.drawn)
+        return selection.drawn
 
     def _learn(  # noqa: B027 (most policies learn nothing else)
         self, selection: Selection, outcome: RoundOutcome

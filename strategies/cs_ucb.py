@@ -9,6 +9,7 @@ import numpy as np
 
 from strategies.base import (
     BoolArray,
+    Explanation,
     FloatArray,
     RoundContext,
     RoundOutcome,
@@ -53,14 +54,18 @@ class UcbPolicy(SchedulingPolicy):
             y + sqrt(a ln t / z) from the rounds told; ``+inf`` for arms never played. The array
             is used again by the next call.
         """
-        index = self._index
+        index = self._bonus(round, exploration, self._index)
+        index += self.mean_reward
+        return index
+
+    def _bonus(self, round: int, exploration: float, out: FloatArray) -> FloatArray:
+        """Compute what the index adds to the mean reward."""
         if round == 1:  # ln 1 = 0, but nothing was played before round 1
-            index.fill(np.inf)
+            out.fill(np.inf)
         else:
             scale = math.sqrt(exploration * math.log(round))
-            np.multiply(self._inverse_root_count, scale, out=index)
-            index += self.mean_reward
-        return index
+            np.multiply(self._inverse_root_count, scale, out=out)
+        return out
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         arms = selection.positions
@@ -96,6 +101,10 @@ class ModifiedCsUcb(UcbPolicy):
         return top_arms(
             (index,), context.available, self.num_selected, self._rng, scratch=self._scratch
         )
+
+    def _explain(self, selection: Selection) -> Explanation:
+        bonus = self._bonus(selection.round, self.num_selected + 1, np.empty(self.shape))
+        return Explanation("largest", "", {"mean": self.mean_reward.copy(), "bonus": bonus})
 
 
 class CsUcb(ModifiedCsUcb):
@@ -135,12 +144,24 @@ class CsUcb(ModifiedCsUcb):
         index = self.ucb_index(context.round, self.num_selected + 1)
         # A random N of the unplayed arms in each round are random disjoint groups; one finite
         # value for all played arms fills up the last round at random.
-        in_pass = self.ideal & context.available.all(axis=-1)
-        in_pass &= ~self.play_count.all(axis=-1)
-        index[in_pass[..., np.newaxis] & (self.play_count > 0)] = 0.0
+        index[self._fill_up(context)] = 0.0
         return top_arms(
             (index,), context.available, self.num_selected, self._rng, scratch=self._scratch
         )
+
+    def _explain(self, selection: Selection) -> Explanation:
+        explanation = super()._explain(selection)
+        if self._any_unplayed:
+            fill_up = self._fill_up(selection.context)
+            for part in explanation.parts.values():
+                part[fill_up] = 0.0
+        return explanation
+
+    def _fill_up(self, context: RoundContext) -> BoolArray:
+        """Tell which arms only fill up rounds of the initial pass, (*batch, num_arms)."""
+        in_pass = self.ideal & context.available.all(axis=-1)
+        in_pass &= ~self.play_count.all(axis=-1)
+        return np.asarray(in_pass[..., np.newaxis] & (self.play_count > 0))
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         super()._learn(selection, outcome)

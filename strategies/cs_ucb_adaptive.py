@@ -10,6 +10,7 @@ import numpy as np
 
 from strategies.base import (
     BoolArray,
+    Explanation,
     FloatArray,
     IntArray,
     RoundContext,
@@ -127,6 +128,16 @@ class CsUcbAdaptive(SchedulingPolicy):
             key[untried] = np.where(np.broadcast_to(tried, key.shape), np.inf, -_LARGEST)[untried]
         return top_arms((key,), context.available, self.num_selected, self._rng)
 
+    def _explain(self, selection: Selection) -> Explanation:
+        mean, expected, cost = self._costs_s(selection.round)
+        parts = {"mean": mean, "failures": expected - mean, "bonus": cost - expected}
+        untried = self._untried()
+        if untried.any():
+            parts["mean"][untried] = parts["failures"][untried] = 0.0
+            first = self._worth_trying(selection.round)[..., np.newaxis]
+            parts["bonus"] = np.where(untried, np.where(first, -np.inf, np.inf), parts["bonus"])
+        return Explanation("smallest", "s", parts)
+
     def cost_s(self, round: int) -> FloatArray:
         """Compute the optimistic cost of every arm that was tried.
 
@@ -140,26 +151,38 @@ class CsUcbAdaptive(SchedulingPolicy):
         (*batch, num_arms) float64
             Seconds, in [0, tau_max]; of an arm that was not tried, that of an average one.
         """
+        tries = self._tries()
+        return self._cost_s(round, tries, self._mean_times_s(), self._failure_share(tries))
+
+    def _costs_s(self, round: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the mean time of every arm, that with its failures, and its cost [s]."""
+        tries, mean = self._tries(), self._mean_times_s()
+        share = self._failure_share(tries)
+        expected = mean + share * (self.tau_max_s - mean)
+        return mean, expected, self._cost_s(round, tries, mean, share)
+
+    def _cost_s(
+        self, round: int, tries: IntArray, mean_s: FloatArray, share: FloatArray
+    ) -> FloatArray:
+        """Return the cost by m, and by q, which is not yet optimistic."""
         root = math.sqrt(math.log(round))
         successes = np.maximum(self.success_count, 1)
         spread = np.sqrt(_ratio(self.square_sum, self.square_count))[..., np.newaxis]
         cost = np.maximum(1.0 - _EXPLORATION * root * spread / np.sqrt(successes), 0.0)
-        cost *= self._mean_times_s()
-        failing = self._failure_probability(root)
+        cost *= mean_s
+        failing = share - (
+            _FAILURE_EXPLORATION * root * np.sqrt(share * (1.0 - share) / np.maximum(tries, 1))
+        )
+        np.maximum(failing, 0.0, out=failing)
         cost *= 1.0 - failing
         cost += failing * self.tau_max_s
         return np.asarray(cost)
 
-    def _failure_probability(self, root: float) -> FloatArray:
-        """Return the optimistic probability of failing, p."""
-        tries = self.success_count + self.failure_count
+    def _failure_share(self, tries: IntArray) -> FloatArray:
+        """Return the estimated probability of failing, q."""
         everybody = self.failure_count.sum(axis=-1) + 0.5
         everybody /= tries.sum(axis=-1) + 1.0
-        chance = (self.failure_count + everybody[..., np.newaxis]) / (tries + 1.0)
-        chance -= (
-            _FAILURE_EXPLORATION * root * np.sqrt(chance * (1.0 - chance) / np.maximum(tries, 1))
-        )
-        return np.asarray(np.maximum(chance, 0.0))
+        return np.asarray((self.failure_count + everybody[..., np.newaxis]) / (tries + 1.0))
 
     def _mean_times_s(self) -> FloatArray:
         """Return m, or the mean of all successes for an arm that has none."""
@@ -167,12 +190,15 @@ class CsUcbAdaptive(SchedulingPolicy):
         mean = _ratio((self.mean_time_s * count).sum(axis=-1), count.sum(axis=-1))
         return np.where(count > 0, self.mean_time_s, mean[..., np.newaxis])
 
+    def _tries(self) -> IntArray:
+        return self.success_count + self.failure_count
+
     def _untried(self) -> BoolArray:
-        return np.asarray(self.success_count + self.failure_count == 0)
+        return np.asarray(self._tries() == 0)
 
     def _worth_trying(self, round: int) -> BoolArray:
         """Tell for each row whether a round of untried arms would pay off, (*batch,)."""
-        tries = self.success_count + self.failure_count
+        tries = self._tries()
         tried = tries > 0
         count = np.count_nonzero(tried, axis=-1)
         few = count < 2 * self.num_selected

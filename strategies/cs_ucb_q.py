@@ -7,25 +7,23 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from strategies.base import (
     BoolArray,
     ConfigError,
+    Explanation,
     FloatArray,
     RoundContext,
-    RoundOutcome,
-    SchedulingPolicy,
     Selection,
     check_real,
 )
 from strategies.cs_ucb import UcbPolicy
-from strategies.fairness import check_min_participation
+from strategies.floors import QueuePolicy
 from strategies.selection import top_arms
-from strategies.virtual_queue import advance_virtual_queue
 
 
-class CsUcbQ(UcbPolicy):
+class CsUcbQ(QueuePolicy, UcbPolicy):
     """CS-UCB-Q, Algorithm 2 of Xia et al.
 
     In round t it selects the min(N, abs(A(t))) available arms with the largest
@@ -61,12 +59,8 @@ class CsUcbQ(UcbPolicy):
     """
 
     name: ClassVar[str] = "cs-ucb-q"
-    _per_arm: ClassVar[Mapping[str, float]] = {
-        **SchedulingPolicy._per_arm,
-        "virtual_queue": 0.0,
-        "min_participation": 0.0,
-    }
-    _settings: ClassVar[tuple[str, ...]] = (*SchedulingPolicy._settings, "beta", "truncate")
+    _per_arm: ClassVar[Mapping[str, float]] = {**UcbPolicy._per_arm, **QueuePolicy._per_arm}
+    _settings: ClassVar[tuple[str, ...]] = (*UcbPolicy._settings, "beta", "truncate")
 
     def __init__(
         self,
@@ -76,39 +70,16 @@ class CsUcbQ(UcbPolicy):
         truncate: bool = True,
         **parameters: Any,
     ) -> None:
-        super().__init__(**parameters)
+        super().__init__(min_participation=min_participation, **parameters)
         self.beta = check_real("beta", beta, at_least=0.0, at_most=1.0)
         if not isinstance(truncate, bool):
             raise ConfigError("truncate", truncate, "true or false")
         self.truncate = truncate
-        self.virtual_queue: FloatArray = np.zeros(self.shape)
         self._score: FloatArray = np.empty(self.shape)
-        self.min_participation = (
-            np.zeros(self.num_arms) if min_participation is None else min_participation
-        )
-
-    @property
-    def min_participation(self) -> FloatArray:
-        """Least fraction of rounds of each arm, c, (num_arms,) in [0, 1).
-
-        It may be set between rounds, for example to floors recomputed after arms joined; debts
-        stay as they are.
-        """
-        return self._min_participation
-
-    @min_participation.setter
-    def min_participation(self, value: ArrayLike) -> None:
-        self._min_participation = check_min_participation(value, self.num_arms)
 
     def _select(self, context: RoundContext) -> BoolArray:
         index = self.ucb_index(context.round, 2.0)
-        weight = 1.0 - self.beta
-        if self.truncate:
-            score = np.minimum(index, 1.0, out=self._score)
-            score *= weight
-        else:
-            # At beta = 1, 0 * inf would be NaN.
-            score = np.multiply(index, weight or math.ulp(0.0), out=self._score)
+        score = self._speed_score(index, self._score)
         score += np.multiply(self.virtual_queue, self.beta, out=self._scratch)
         return top_arms(
             (score, index),
@@ -118,25 +89,29 @@ class CsUcbQ(UcbPolicy):
             scratch=self._scratch,
         )
 
-    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
-        super()._learn(selection, outcome)
-        advance_virtual_queue(
-            self.virtual_queue,
-            selection.mask,
-            self._min_participation,
-            selection.context.member,
-            out=self.virtual_queue,
-        )
+    def _explain(self, selection: Selection) -> Explanation:
+        index = self.ucb_index(selection.round, 2.0).copy()
+        mean = self._speed_weight * self.mean_reward
+        bonus = self._speed_score(index, np.empty(self.shape))
+        bonus -= mean
+        parts = {"mean": mean, "bonus": bonus, "queue": self.beta * self.virtual_queue}
+        return Explanation("largest", "", parts, tie_break=index)
+
+    @property
+    def _speed_weight(self) -> float:
+        weight = 1.0 - self.beta
+        # At beta = 1, 0 * inf would be NaN.
+        return weight if self.truncate else weight or math.ulp(0.0)
+
+    def _speed_score(self, index: FloatArray, out: FloatArray) -> FloatArray:
+        """Compute the score without the queues."""
+        if self.truncate:
+            np.minimum(index, 1.0, out=out)
+            out *= self._speed_weight
+        else:
+            np.multiply(index, self._speed_weight, out=out)
+        return out
 
     def _refresh(self, *, grown: bool) -> None:
         super()._refresh(grown=grown)
         self._score = np.empty(self.shape)
-
-    def _check_per_arm(self, name: str, value: ArrayLike, count: int) -> FloatArray:
-        if name == "min_participation":
-            return check_min_participation(value, count)
-        return super()._check_per_arm(name, value, count)
-
-    def _assign(self, name: str, array: NDArray[Any]) -> None:
-        # Not through the property: its length check comes before num_arms has grown.
-        super()._assign("_min_participation" if name == "min_participation" else name, array)

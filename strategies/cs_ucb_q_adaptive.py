@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from strategies.base import BoolArray, FloatArray, RoundContext, RoundOutcome, Selection
+from strategies.base import BoolArray, Explanation, FloatArray, RoundContext, Selection
 from strategies.cs_ucb_adaptive import CsUcbAdaptive
-from strategies.fairness import check_min_participation
-from strategies.selection import cheapest_set
-from strategies.virtual_queue import advance_virtual_queue
+from strategies.floors import QueuePolicy
+from strategies.selection import cheapest_set, explain_cheapest_set
 
 _PATIENCE: Final = 6.0
 """Rounds that an arm may be owed before it is worth a slow round of its own, d."""
@@ -22,7 +20,7 @@ _LEAST_SCALE: Final = 0.1
 """What an owed round of a fast arm is worth at least, in units of the N-th smallest cost, e."""
 
 
-class CsUcbQAdaptive(CsUcbAdaptive):
+class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
     """CS-UCB-Q-Adaptive: no parameter to set but the floors.
 
     In round t it selects the min(N, abs(A(t))) available arms S that minimise
@@ -65,31 +63,7 @@ class CsUcbQAdaptive(CsUcbAdaptive):
     """
 
     name: ClassVar[str] = "cs-ucb-q-adaptive"
-    _per_arm: ClassVar[Mapping[str, float]] = {
-        **CsUcbAdaptive._per_arm,
-        "virtual_queue": 0.0,
-        "min_participation": 0.0,
-    }
-
-    def __init__(self, *, min_participation: ArrayLike | None = None, **parameters: Any) -> None:
-        super().__init__(**parameters)
-        self.virtual_queue: FloatArray = np.zeros(self.shape)
-        self.min_participation = (
-            np.zeros(self.num_arms) if min_participation is None else min_participation
-        )
-
-    @property
-    def min_participation(self) -> FloatArray:
-        """Least fraction of rounds of each arm, c, (num_arms,) in [0, 1).
-
-        It may be set between rounds, for example to floors recomputed after arms joined; debts
-        stay as they are.
-        """
-        return self._min_participation
-
-    @min_participation.setter
-    def min_participation(self, value: ArrayLike) -> None:
-        self._min_participation = check_min_participation(value, self.num_arms)
+    _per_arm: ClassVar[Mapping[str, float]] = {**CsUcbAdaptive._per_arm, **QueuePolicy._per_arm}
 
     def _select(self, context: RoundContext) -> BoolArray:
         if self.num_arms <= self.num_selected:
@@ -98,19 +72,45 @@ class CsUcbQAdaptive(CsUcbAdaptive):
         untried = self._untried()
         value = self._values(cost, untried)
         if untried.any():
-            tried_now = self._worth_trying(context.round)[..., np.newaxis]
-            tried_now = tried_now | (self._min_participation > 0)
-            beyond_all = (
-                (self.num_arms + 1) * self.tau_max_s * (1.0 + self.virtual_queue.max(initial=0.0))
-            )
-            value[untried] = np.where(tried_now, beyond_all, -beyond_all)[untried]
+            value[untried] = self._untried_values(context.round)[untried]
             cost[untried] = 0.0
         return cheapest_set(
             cost, value, context.available, self.num_selected, self._rng, sum_weight=_SUM_WEIGHT
         )
 
+    def _explain(self, selection: Selection) -> Explanation:
+        mean, expected, cost = self._costs_s(selection.round)
+        untried = self._untried()
+        value = self._values(cost, untried)
+        any_untried = bool(untried.any())
+        if any_untried:
+            value[untried] = 0.0
+            for each in (mean, expected, cost):
+                each[untried] = 0.0
+        explanation = explain_cheapest_set(
+            {"mean": mean, "failures": expected, "bonus": cost},
+            value,
+            selection.mask,
+            unit="s",
+            sum_weight=_SUM_WEIGHT,
+        )
+        if any_untried:
+            bonus = explanation.parts["bonus"]
+            bonus[untried] -= self._untried_values(selection.round)[untried]
+        return explanation
+
+    def _untried_values(self, round: int) -> FloatArray:
+        """Return what selecting each arm would be worth if it were untried: most, or least."""
+        tried_now = self._worth_trying(round)[..., np.newaxis] | (self._min_participation > 0)
+        beyond_all = (
+            (self.num_arms + 1) * self.tau_max_s * (1.0 + self.virtual_queue.max(initial=0.0))
+        )
+        return np.asarray(np.where(tried_now, beyond_all, -beyond_all))
+
     def _values(self, cost: FloatArray, untried: BoolArray) -> FloatArray:
         """Return what selecting each arm is worth, v [s]."""
+        if not self.num_arms:
+            return np.zeros(self.shape)
         known = np.sort(np.where(untried, np.inf, cost), axis=-1)
         count = np.maximum(np.count_nonzero(~untried, axis=-1), 1)[..., np.newaxis]
         fast = np.take_along_axis(known, np.minimum(self.num_selected, count) - 1, axis=-1)
@@ -121,22 +121,3 @@ class CsUcbQAdaptive(CsUcbAdaptive):
         value *= self.virtual_queue / _PATIENCE
         value += np.maximum(self.virtual_queue - _PATIENCE, 0.0) * (slow - fast + least)
         return np.asarray(value)
-
-    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
-        super()._learn(selection, outcome)
-        advance_virtual_queue(
-            self.virtual_queue,
-            selection.mask,
-            self._min_participation,
-            selection.context.member,
-            out=self.virtual_queue,
-        )
-
-    def _check_per_arm(self, name: str, value: ArrayLike, count: int) -> FloatArray:
-        if name == "min_participation":
-            return check_min_participation(value, count)
-        return super()._check_per_arm(name, value, count)
-
-    def _assign(self, name: str, array: NDArray[Any]) -> None:
-        # Not through the property: its length check comes before num_arms has grown.
-        super()._assign("_min_participation" if name == "min_participation" else name, array)

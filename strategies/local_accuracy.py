@@ -10,6 +10,7 @@ import numpy as np
 from strategies.base import (
     ArrayError,
     BoolArray,
+    Explanation,
     FloatArray,
     RoundContext,
     RoundOutcome,
@@ -62,6 +63,14 @@ class LocalAccuracy(SchedulingPolicy):
 
     def _select(self, context: RoundContext) -> BoolArray:
         return top_arms((-self.local_accuracy,), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        known = np.isfinite(self.local_accuracy)
+        parts = {
+            "bonus": np.where(known, 0.0, -np.inf),
+            "accuracy": np.where(known, self.local_accuracy, 0.0),
+        }
+        return Explanation("smallest", "", parts)
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         reported = outcome.reported.get("local_accuracy")

@@ -11,9 +11,11 @@ from numpy.typing import ArrayLike
 from strategies.base import (
     BoolArray,
     ConfigError,
+    Explanation,
     FloatArray,
     RoundContext,
     SchedulingPolicy,
+    Selection,
 )
 from strategies.selection import top_arms
 
@@ -54,6 +56,9 @@ class Oracle(SchedulingPolicy):
 
     def _select(self, context: RoundContext) -> BoolArray:
         return top_arms((-self.expected_time_s,), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        return Explanation("smallest", "s", {"mean": self.expected_time_s.copy()})
 
     def _check_per_arm(self, name: str, value: ArrayLike, count: int) -> FloatArray:
         if name != "expected_time_s":

@@ -8,6 +8,7 @@ import numpy as np
 
 from strategies.base import (
     BoolArray,
+    Explanation,
     FloatArray,
     IntArray,
     RoundContext,
@@ -44,6 +45,9 @@ class RoundRobin(SchedulingPolicy):
 
     def _select(self, context: RoundContext) -> BoolArray:
         return top_arms((-self._wait(),), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        return Explanation("smallest", "", {"turn": self._wait()})
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         if selection.positions.size == 0:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from strategies.base import BoolArray, FloatArray
+from strategies.base import BoolArray, Explanation, FloatArray
 
 _LARGEST: Final = np.finfo(np.float64).max
 
@@ -163,3 +163,53 @@ def cheapest_set(
     np.put_along_axis(mask, np.take_along_axis(order, chosen, axis=1), True, axis=1)
     mask[short] = rows[short]
     return mask.reshape(available.shape)
+
+
+def explain_cheapest_set(
+    costs: Mapping[str, FloatArray],
+    value: FloatArray,
+    mask: BoolArray,
+    *,
+    unit: str,
+    sum_weight: float = 0.0,
+) -> Explanation:
+    """Tell why :func:`cheapest_set` selected a super arm, in one score per arm.
+
+    With L the largest cost in the super arm S, the score of arm k is
+
+        max(cost_k - L, 0) + sum_weight cost_k - value_k.
+
+    No available arm outside S has a smaller score than one inside: if k takes the place of j in
+    S, the objective grows by at most score_k - score_j, and S has the least. Of arms of equal
+    score the cheaper is selected.
+
+    Parameters
+    ----------
+    costs : mapping of str to (*batch, num_arms) float64, finite
+        The parts of the cost, each with those before it added; the last is the cost.
+    value : (*batch, num_arms) float64, finite
+        As :func:`cheapest_set` was given it; it becomes the part ``queue``.
+    mask : (*batch, num_arms) bool
+        The super arm.
+    unit : str
+        Of the cost.
+    sum_weight : float, >= 0
+        As :func:`cheapest_set` was given it.
+
+    Returns
+    -------
+    Explanation
+        Its arrays share no memory with the arguments.
+    """
+    cost = list(costs.values())[-1]
+    slowest = np.where(mask, cost, -np.inf).max(axis=-1, initial=-np.inf, keepdims=True)
+    slowest[slowest == -np.inf] = np.inf  # nobody was selected, nobody is slower
+    parts: dict[str, FloatArray] = {}
+    before: FloatArray | float = 0.0
+    for name, up_to in costs.items():
+        score = np.maximum(up_to - slowest, 0.0)
+        score += sum_weight * up_to
+        parts[name] = score - before
+        before = score
+    parts["queue"] = 0.0 - value
+    return Explanation("smallest", unit, parts, tie_break=0.0 - cost)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from strategies.base import BoolArray, RoundContext, SchedulingPolicy
+import numpy as np
+
+from strategies.base import BoolArray, Explanation, RoundContext, SchedulingPolicy, Selection
 from strategies.selection import top_arms
 
 
@@ -21,3 +23,10 @@ class Uniform(SchedulingPolicy):
 
     def _select(self, context: RoundContext) -> BoolArray:
         return top_arms((), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        available = selection.context.available
+        count = np.maximum(np.count_nonzero(available, axis=-1), self.num_selected)
+        return Explanation(
+            "drawn", "", {"chance": available * (self.num_selected / count)[..., np.newaxis]}
+        )

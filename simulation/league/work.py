@@ -13,8 +13,16 @@ import numpy as np
 from simulation.environment import Environment
 from simulation.paper.pieces import Arrays, Piece
 from simulation.study import SEEDS_PER_CHUNK, Contender, drop, run_chunk
-from strategies import POLICIES, RoundContext, RoundOutcome, SchedulingPolicy, build_policy
-from strategies.base import BoolArray
+from strategies import (
+    POLICIES,
+    Explanation,
+    RoundContext,
+    RoundOutcome,
+    SchedulingPolicy,
+    Selection,
+    build_policy,
+)
+from strategies.base import BoolArray, FloatArray
 from strategies.optimum import best_stationary_policy, mean_slowest_of_law
 from strategies.selection import top_arms
 
@@ -49,8 +57,14 @@ class KnowsEverything(SchedulingPolicy):
         self._environment = environment
 
     def _select(self, context: RoundContext) -> BoolArray:
-        means_s = self._environment.expected_time_s(self.tau_max_s, context.round)
-        return top_arms((-means_s,), context.available, self.num_selected, self._rng)
+        key = -self._means_s(context)
+        return top_arms((key,), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        return Explanation("smallest", "s", {"mean": self._means_s(selection.context).copy()})
+
+    def _means_s(self, context: RoundContext) -> FloatArray:
+        return self._environment.expected_time_s(self.tau_max_s, context.round)
 
 
 def entrants(scenario: Scenario) -> list[str]:

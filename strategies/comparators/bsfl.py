@@ -10,6 +10,7 @@ import numpy as np
 
 from strategies.base import (
     BoolArray,
+    Explanation,
     FloatArray,
     RoundContext,
     RoundOutcome,
@@ -18,7 +19,7 @@ from strategies.base import (
     check_real,
 )
 from strategies.comparators.common import flat, times_s
-from strategies.selection import cheapest_set
+from strategies.selection import cheapest_set, explain_cheapest_set
 
 _FIRST: Final = 1e6
 """Index of an arm that was never played, beyond that of any other."""
@@ -95,12 +96,16 @@ class Bsfl(SchedulingPolicy):
 
     def ucb_index(self, round: int) -> FloatArray:
         """Compute u of every arm for a round t >= 1; a large number if never played."""
-        least_s = np.asarray(self.tau_min_s) if self.tau_min_s else self.least_time_s
-        least_s = np.minimum(least_s, self.tau_max_s)  # before the first, it is infinite
         plays = np.maximum(self.play_count, 1)
         index = np.sqrt((self.num_selected + 1) * math.log(max(round - 1, 1)) / plays)
-        index += self.mean_rate_hz * least_s[..., np.newaxis]
+        index += self._mean_rate()
         return np.where(self.play_count > 0, index, _FIRST)
+
+    def _mean_rate(self) -> FloatArray:
+        """Return m of every arm."""
+        least_s = np.asarray(self.tau_min_s) if self.tau_min_s else self.least_time_s
+        least_s = np.minimum(least_s, self.tau_max_s)  # before the first, it is infinite
+        return self.mean_rate_hz * least_s[..., np.newaxis]
 
     def generalization_term(self, round: int) -> FloatArray:
         """Compute g of every arm for a round t >= 1."""
@@ -108,11 +113,26 @@ class Bsfl(SchedulingPolicy):
         return np.asarray(np.sign(due) * np.abs(due) ** self.exponent)
 
     def _select(self, context: RoundContext) -> BoolArray:
-        value = self.generalization_term(context.round)
-        value *= self.generalization / self.num_selected
+        value = self._value(context.round)
         # An arm that was never played has the largest index and the largest value: it comes first.
         index = self.ucb_index(context.round)
         return cheapest_set(-index, value, context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        played = self.play_count > 0
+        cost = -self.ucb_index(selection.round)
+        # An arm that was never played has no mean to be told from its bonus.
+        return explain_cheapest_set(
+            {"mean": np.where(played, -self._mean_rate(), cost), "bonus": cost},
+            self._value(selection.round),
+            selection.mask,
+            unit="",
+        )
+
+    def _value(self, round: int) -> FloatArray:
+        value = self.generalization_term(round)
+        value *= self.generalization / self.num_selected
+        return value
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         arms = selection.positions

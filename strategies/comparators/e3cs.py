@@ -11,13 +11,16 @@ from numpy.typing import ArrayLike
 from strategies.base import (
     BoolArray,
     ConfigError,
+    Explanation,
     FloatArray,
+    IntArray,
     RoundContext,
     RoundOutcome,
     Selection,
     check_real,
 )
-from strategies.comparators.common import FloorPolicy, rewards
+from strategies.comparators.common import rewards
+from strategies.floors import FloorPolicy
 from strategies.selection import top_arms
 
 _Allocation: TypeAlias = tuple[FloatArray, BoolArray, FloatArray]
@@ -112,10 +115,7 @@ class E3cs(FloorPolicy):
             N - sum of c, the places that the weights share out.
         """
         places = np.minimum(np.count_nonzero(available, axis=-1), self.num_selected)
-        floors = self._min_participation * available
-        asked = floors.sum(axis=-1)
-        scale = np.minimum(places / np.maximum(asked, 1e-300), 1.0)
-        floors *= scale[..., np.newaxis]
+        floors, asked = self._floors(available, places)
         spare = np.maximum(places - asked, 0.0)
 
         everybody = np.count_nonzero(available, axis=-1) <= self.num_selected
@@ -135,6 +135,14 @@ class E3cs(FloorPolicy):
                 return probability, overflow, spare
             overflow |= beyond
 
+    def _floors(self, available: BoolArray, places: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return the floors that fit the places, and what all floors ask for, (*batch,)."""
+        floors = self._min_participation * available
+        asked = floors.sum(axis=-1)
+        scale = np.minimum(places / np.maximum(asked, 1e-300), 1.0)
+        floors *= scale[..., np.newaxis]
+        return floors, np.asarray(asked)
+
     def _select(self, context: RoundContext) -> BoolArray:
         available = context.available
         if self.num_arms <= self.num_selected:
@@ -152,12 +160,21 @@ class E3cs(FloorPolicy):
         key = chosen.reshape(available.shape)
         return top_arms((key,), available, self.num_selected, self._rng)
 
+    def _explain(self, selection: Selection) -> Explanation:
+        available = selection.context.available
+        places = np.minimum(np.count_nonzero(available, axis=-1), self.num_selected)
+        floor, _ = self._floors(available, places)
+        weight = self._allocation(selection.context)[0] - floor
+        return Explanation("drawn", "", {"floor": floor, "weight": weight})
+
+    def _allocation(self, context: RoundContext) -> _Allocation:
+        if self._asked is not None and self._asked[0] is context:
+            return self._asked[1]
+        return self.probabilities(context.available)
+
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         available = selection.context.available
-        if self._asked is not None and self._asked[0] is selection.context:
-            probability, overflow, spare = self._asked[1]
-        else:
-            probability, overflow, spare = self.probabilities(available)
+        probability, overflow, spare = self._allocation(selection.context)
         self._asked = None
         gain = np.zeros(self.shape)
         arms = selection.positions

@@ -7,7 +7,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strategies.base import BoolArray, FloatArray, RoundContext, SchedulingPolicy, check_real
+from strategies.base import (
+    BoolArray,
+    Explanation,
+    FloatArray,
+    RoundContext,
+    SchedulingPolicy,
+    Selection,
+    check_real,
+)
 from strategies.selection import top_arms
 
 
@@ -58,9 +66,17 @@ class FedCs(SchedulingPolicy):
         """Compute the estimate of every arm [s], 0 if never tried."""
         return np.where(self.play_count > 0, self.tau_max_s * (1.0 - self.mean_reward), 0.0)
 
-    def _select(self, context: RoundContext) -> BoolArray:
+    def _select(self, context: RoundContext) -> tuple[BoolArray, BoolArray]:
         candidates = context.available
         if self.candidate_fraction < 1.0:
             asked = math.ceil(self.candidate_fraction * self.num_arms)
             candidates = top_arms((), candidates, max(asked, self.num_selected), self._rng)
-        return top_arms((-self.estimated_time_s(),), candidates, self.num_selected, self._rng)
+        key = -self.estimated_time_s()
+        return top_arms((key,), candidates, self.num_selected, self._rng), candidates
+
+    def _explain(self, selection: Selection) -> Explanation:
+        parts = {"mean": self.estimated_time_s()}
+        if self.candidate_fraction < 1.0:
+            left_out = selection.context.available & ~self._drawn(selection)
+            parts["chance"] = np.where(left_out, np.inf, 0.0)
+        return Explanation("smallest", "s", parts)

@@ -7,7 +7,15 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from strategies.base import BoolArray, FloatArray, RoundContext, SchedulingPolicy, check_real
+from strategies.base import (
+    BoolArray,
+    Explanation,
+    FloatArray,
+    RoundContext,
+    SchedulingPolicy,
+    Selection,
+    check_real,
+)
 from strategies.selection import top_arms
 
 _STEPS: Final = 60
@@ -64,6 +72,12 @@ class KlUcb(SchedulingPolicy):
     def _select(self, context: RoundContext) -> BoolArray:
         index = self.kl_index(context.round)
         return top_arms((index,), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        with np.errstate(divide="ignore"):  # ln 0
+            mean = np.minimum(0.0 - np.log1p(-self.mean_reward), _LARGEST)
+        bonus = self.kl_index(selection.round) - mean
+        return Explanation("largest", "", {"mean": mean, "bonus": bonus})
 
 
 def upper_bound(mean: FloatArray, bound: FloatArray) -> FloatArray:

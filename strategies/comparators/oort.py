@@ -11,6 +11,7 @@ import numpy as np
 from strategies.base import (
     ArrayError,
     BoolArray,
+    Explanation,
     FloatArray,
     IntArray,
     RoundContext,
@@ -131,13 +132,19 @@ class Oort(SchedulingPolicy):
 
     def utility(self, round: int) -> FloatArray:
         """Compute the utility of every client that was tried, 0 for the others."""
+        return self._utilities(round)[-1]
+
+    def _utilities(self, round: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return U, the uncertainty that is added to it, and the utility."""
         tried = self.play_count > 0
         since = np.maximum(self.last_selected, 1)
-        utility = self._statistical_utility() + np.sqrt(_UNCERTAINTY * math.log(round) / since)
+        statistical = self._statistical_utility()
+        uncertainty = np.sqrt(_UNCERTAINTY * math.log(round) / since)
+        utility = statistical + uncertainty
         preferred_s = self._quantile(self.last_time_s, tried, self.preferred_percentile / 100.0)
         ratio = preferred_s[..., np.newaxis] / np.maximum(self.last_time_s, _TINY)
         utility *= np.minimum(ratio, 1.0) ** self.time_penalty
-        return np.where(tried, utility, 0.0)
+        return statistical, uncertainty, np.where(tried, utility, 0.0)
 
     def _statistical_utility(self) -> FloatArray:
         known = np.isfinite(self.last_loss)
@@ -167,10 +174,23 @@ class Oort(SchedulingPolicy):
     def _select(self, context: RoundContext) -> BoolArray:
         if self.num_arms <= self.num_selected:
             return context.available.copy()
-        rows = context.available.reshape(-1, self.num_arms)
-        tried = rows & (self.play_count.reshape(rows.shape) > 0)
-        new = rows & ~tried
-        num_tried, num_new = (np.count_nonzero(mask, axis=1) for mask in (tried, new))
+        utility = self.utility(context.round)
+        admitted, new, exploiting, exploring = self._candidates(context, utility)
+        # The largest of ln(utility) + Gumbel noise: a draw in proportion, without replacement.
+        noise = self._rng.gumbel(size=self.shape)
+        key = np.where(admitted, np.log(np.maximum(utility, _TINY)) + noise, -np.inf)
+        mask = _largest(key, exploiting)
+        if exploring.any():
+            mask |= _largest(np.where(new, self._rng.random(self.shape), -np.inf), exploring)
+        return mask
+
+    def _candidates(
+        self, context: RoundContext, utility: FloatArray
+    ) -> tuple[BoolArray, BoolArray, IntArray, IntArray]:
+        """Return who is drawn from, the tried and the new, and how many of either are drawn."""
+        tried = context.available & (self.play_count > 0)
+        new = context.available & ~tried
+        num_tried, num_new = (np.count_nonzero(mask, axis=-1) for mask in (tried, new))
 
         places = self.num_selected
         part = max(_EXPLORATION * _EXPLORATION_DECAY ** (context.round - 1), _LEAST_EXPLORATION)
@@ -178,17 +198,33 @@ class Oort(SchedulingPolicy):
         exploiting = np.minimum(num_tried, places - exploring)
         exploring = np.minimum(num_new, places - exploiting)
 
-        utility = np.where(tried, self.utility(context.round).reshape(rows.shape), -1.0)
-        last_in = np.maximum(exploiting - 1, 0)[:, np.newaxis]
-        cut = np.take_along_axis(-np.sort(-utility, axis=1), last_in, axis=1)
-        admitted = tried & (utility >= _CUTOFF * cut)
-        # The largest of ln(utility) + Gumbel noise: a draw in proportion, without replacement.
-        noise = self._rng.gumbel(size=rows.shape)
-        key = np.where(admitted, np.log(np.maximum(utility, _TINY)) + noise, -np.inf)
-        mask = _largest(key, exploiting)
-        if exploring.any():
-            mask |= _largest(np.where(new, self._rng.random(rows.shape), -np.inf), exploring)
-        return mask.reshape(self.shape)
+        utility = np.where(tried, utility, -1.0)
+        last_in = np.maximum(exploiting - 1, 0)[..., np.newaxis]
+        cut = np.take_along_axis(-np.sort(-utility, axis=-1), last_in, axis=-1)
+        return tried & (utility >= _CUTOFF * cut), new, exploiting, exploring
+
+    def _explain(self, selection: Selection) -> Explanation:
+        loss, bonus, utility = self._utilities(selection.round)
+        tried = self.play_count > 0
+        loss, bonus = np.where(tried, loss, 0.0), np.where(tried, bonus, 0.0)
+        parts = {"mean": utility - (loss + bonus), "bonus": bonus, "loss": loss}
+        parts["chance"] = self._chance(selection.context, utility)
+        return Explanation("drawn", "", parts)
+
+    def _chance(self, context: RoundContext, utility: FloatArray) -> FloatArray:
+        """Return what makes utilities comparable with how the places are given away.
+
+        It leaves nothing of the utility of a client that is not drawn from, and gives a new one
+        the utility with which a tried one would be about as likely.
+        """
+        if not self.num_arms:
+            return np.zeros(self.shape)
+        admitted, new, exploiting, exploring = self._candidates(context, utility)
+        per_place = np.where(admitted, utility, 0.0).sum(axis=-1) / np.maximum(exploiting, 1)
+        per_place = np.where(exploiting > 0, per_place, 1.0)
+        as_new = per_place * exploring / np.maximum(np.count_nonzero(new, axis=-1), 1)
+        left_out = context.available & ~new & ~admitted
+        return np.where(left_out, -utility, np.where(new, as_new[..., np.newaxis], 0.0))
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         arms = selection.positions
@@ -203,6 +239,6 @@ class Oort(SchedulingPolicy):
 def _largest(key: FloatArray, count: IntArray) -> BoolArray:
     """Return the mask of the largest in each row, ``count`` of them."""
     mask = np.zeros(key.shape, dtype=np.bool_)
-    among = np.arange(key.shape[1]) < count[:, np.newaxis]
-    np.put_along_axis(mask, np.argsort(-key, axis=1), among, axis=1)
+    among = np.arange(key.shape[-1]) < count[..., np.newaxis]
+    np.put_along_axis(mask, np.argsort(-key, axis=-1), among, axis=-1)
     return mask

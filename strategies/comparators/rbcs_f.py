@@ -7,9 +7,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.base import BoolArray, FloatArray, RoundContext, check_real
-from strategies.comparators.common import QueuePolicy
-from strategies.selection import cheapest_set
+from strategies.base import (
+    BoolArray,
+    Explanation,
+    FloatArray,
+    RoundContext,
+    Selection,
+    check_real,
+)
+from strategies.floors import QueuePolicy
+from strategies.selection import cheapest_set, explain_cheapest_set
 
 
 class RbcsF(QueuePolicy):
@@ -77,12 +84,16 @@ class RbcsF(QueuePolicy):
 
     def optimistic_time_s(self) -> FloatArray:
         """Compute the estimate tau of every arm [s], (*batch, num_arms)."""
+        return self._times_s()[1]
+
+    def _times_s(self) -> tuple[FloatArray, FloatArray]:
+        """Return m and tau of every arm [s]."""
         weight = self.play_count + self.ridge
-        time_s = (1.0 - self.mean_reward) * self.play_count
-        time_s *= self.tau_max_s
-        time_s /= weight
-        time_s -= self.exploration / np.sqrt(weight)
-        return np.maximum(time_s, 0.0, out=time_s)
+        mean_s = (1.0 - self.mean_reward) * self.play_count
+        mean_s *= self.tau_max_s
+        mean_s /= weight
+        time_s = mean_s - self.exploration / np.sqrt(weight)
+        return mean_s, np.maximum(time_s, 0.0, out=time_s)
 
     def _select(self, context: RoundContext) -> BoolArray:
         return cheapest_set(
@@ -91,4 +102,10 @@ class RbcsF(QueuePolicy):
             context.available,
             self.num_selected,
             self._rng,
+        )
+
+    def _explain(self, selection: Selection) -> Explanation:
+        mean, optimistic = (self.time_weight * time_s for time_s in self._times_s())
+        return explain_cheapest_set(
+            {"mean": mean, "bonus": optimistic}, self.virtual_queue, selection.mask, unit=""
         )

@@ -17,6 +17,7 @@ import numpy as np
 
 from strategies.base import (
     BoolArray,
+    Explanation,
     FloatArray,
     IntArray,
     RoundContext,
@@ -87,13 +88,18 @@ class DiscountedUcb(SchedulingPolicy):
 
     def discounted_index(self) -> FloatArray:
         """Compute the index of every arm for the next round."""
+        return _index(self.discounted_reward, self.discounted_count, self._width())
+
+    def _width(self) -> float:
         rounds = (1.0 - self.discount**self.last_round) / (1.0 - self.discount)
-        log = math.log(max(rounds, 1.0))
-        return _index(self.discounted_reward, self.discounted_count, 4.0 * self.exploration * log)
+        return 4.0 * self.exploration * math.log(max(rounds, 1.0))
 
     def _select(self, context: RoundContext) -> BoolArray:
         index = self.discounted_index()
         return top_arms((index,), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        return _explanation(self.discounted_reward, self.discounted_count, self._width())
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         fading = self.discount ** (selection.round - self.last_round)
@@ -163,12 +169,17 @@ class SlidingWindowUcb(SchedulingPolicy):
 
     def window_index(self) -> FloatArray:
         """Compute the index of every arm for the next round."""
-        log = math.log(max(min(self.last_round, self.window), 1))
-        return _index(self.recent_reward, self.recent_count, self.exploration * log)
+        return _index(self.recent_reward, self.recent_count, self._width())
+
+    def _width(self) -> float:
+        return self.exploration * math.log(max(min(self.last_round, self.window), 1))
 
     def _select(self, context: RoundContext) -> BoolArray:
         index = self.window_index()
         return top_arms((index,), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        return _explanation(self.recent_reward, self.recent_count, self._width())
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         oldest = max(self.last_round, selection.round - self.window)
@@ -210,3 +221,12 @@ def _index(reward: FloatArray, count: FloatArray | IntArray, width: float) -> Fl
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         index = reward / count + np.sqrt(width / count)
     return np.where(count > 0, index, np.inf)
+
+
+def _explanation(reward: FloatArray, count: FloatArray | IntArray, width: float) -> Explanation:
+    """Return the two parts of :func:`_index`."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        mean, bonus = reward / count, np.sqrt(width / count)
+    played = count > 0
+    parts = {"mean": np.where(played, mean, 0.0), "bonus": np.where(played, bonus, np.inf)}
+    return Explanation("largest", "", parts)

@@ -6,8 +6,15 @@ from typing import Any, ClassVar
 
 from numpy.typing import ArrayLike
 
-from strategies.base import BoolArray, RoundContext, check_real
-from strategies.comparators.common import QueuePolicy
+from strategies.base import (
+    BoolArray,
+    Explanation,
+    FloatArray,
+    RoundContext,
+    Selection,
+    check_real,
+)
+from strategies.floors import QueuePolicy
 from strategies.selection import top_arms
 
 
@@ -54,9 +61,16 @@ class TscsfB(QueuePolicy):
         super().__init__(min_participation=min_participation, **parameters)
         self.reward_weight = check_real("reward_weight", reward_weight, above=0.0)
 
-    def _select(self, context: RoundContext) -> BoolArray:
+    def _select(self, context: RoundContext) -> tuple[BoolArray, FloatArray]:
         successes = self.play_count * self.mean_reward
         score = self._rng.beta(1.0 + successes, 1.0 + self.play_count - successes)
         score *= self.reward_weight
         score += self.virtual_queue
-        return top_arms((score,), context.available, self.num_selected, self._rng)
+        return top_arms((score,), context.available, self.num_selected, self._rng), score
+
+    def _explain(self, selection: Selection) -> Explanation:
+        queue = self.virtual_queue.copy()
+        mean = (1.0 + self.play_count * self.mean_reward) / (2.0 + self.play_count)
+        mean *= self.reward_weight
+        draw = self._drawn(selection) - queue - mean
+        return Explanation("largest", "", {"mean": mean, "draw": draw, "queue": queue})

@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strategies.base import BoolArray, FloatArray, RoundContext, RoundOutcome, Selection
+from strategies.base import (
+    BoolArray,
+    Explanation,
+    FloatArray,
+    RoundContext,
+    RoundOutcome,
+    Selection,
+)
 from strategies.comparators.common import flat, rewards
 from strategies.cs_ucb import UcbPolicy
 from strategies.selection import top_arms
@@ -46,6 +53,12 @@ class UcbTuned(UcbPolicy):
 
     def tuned_index(self, round: int) -> FloatArray:
         """Compute the index of every arm for a round t >= 1, ``+inf`` if never played."""
+        index = self._tuned_bonus(round)
+        index += self.mean_reward
+        return index
+
+    def _tuned_bonus(self, round: int) -> FloatArray:
+        """Compute what the index adds to the mean reward."""
         if round == 1:  # ln 1 = 0, but nothing was played before round 1
             return np.full(self.shape, np.inf)
         root = math.sqrt(math.log(round))
@@ -53,18 +66,21 @@ class UcbTuned(UcbPolicy):
         variance += self.mean_square
         variance -= self.mean_reward**2
         # Rounding may leave a variance a little below 0.
-        index = np.sqrt(np.clip(variance, 0.0, 0.25, out=variance), out=variance)
-        index *= root
+        bonus = np.sqrt(np.clip(variance, 0.0, 0.25, out=variance), out=variance)
+        bonus *= root
         # An inverse root is +inf for an arm never played, and its variance 1/4.
-        index *= self._inverse_root_count
-        index += self.mean_reward
-        return index
+        bonus *= self._inverse_root_count
+        return bonus
 
     def _select(self, context: RoundContext) -> BoolArray:
         index = self.tuned_index(context.round)
         return top_arms(
             (index,), context.available, self.num_selected, self._rng, scratch=self._scratch
         )
+
+    def _explain(self, selection: Selection) -> Explanation:
+        parts = {"mean": self.mean_reward.copy(), "bonus": self._tuned_bonus(selection.round)}
+        return Explanation("largest", "", parts)
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         super()._learn(selection, outcome)

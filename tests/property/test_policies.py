@@ -6,17 +6,29 @@ policies, and each super arm is checked to be a maximiser of it.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import sys
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import POLICIES, RoundContext, RoundOutcome, Selection, build_policy
-from strategies.selection import top_arms
+from strategies import (
+    POLICIES,
+    RoundContext,
+    RoundOrderError,
+    RoundOutcome,
+    Selection,
+    build_policy,
+)
+from strategies.comparators import oort
+from strategies.selection import cheapest_set, top_arms
 
 TAU_MAX_S = 5.0
 TOLERANCE = 1e-12
@@ -55,7 +67,7 @@ class Case:
                 "truncate": self.truncate,
                 "min_participation": self.floors,
             }
-        if name in ("tscsf-b", "rbcs-f", "e3cs"):
+        if name in ("cs-ucb-q-adaptive", "tscsf-b", "rbcs-f", "e3cs"):
             own = {"min_participation": self.floors}
         if name == "e3cs":
             own["graded"] = self.truncate
@@ -207,6 +219,192 @@ def test_added_arms_are_new_and_the_old_ones_stay(name, case, count):
         untried = after["play_count"] == 0
         taken = np.minimum(untried.sum(axis=-1), expected)
         assert np.array_equal((mask & untried).sum(axis=-1), taken)
+
+
+# --- explanations ---------------------------------------------------------------------------------
+
+PART_NAMES = (
+    *("mean", "failures", "bonus", "draw", "queue"),
+    *("accuracy", "loss", "turn", "floor", "weight", "chance"),
+)
+LARGEST = np.finfo(np.float64).max
+
+
+@contextmanager
+def noted_calls():
+    """Note by what the policies select: the arguments of top_arms and cheapest_set, as copies."""
+    calls = []
+
+    def noting(function):
+        signature = inspect.signature(function)
+
+        def call(*args, **more):
+            given = signature.bind(*args, **more)
+            given.apply_defaults()
+            calls.append(
+                {
+                    name: [key.copy() for key in value]
+                    if name == "keys"
+                    else value.copy()
+                    if isinstance(value, np.ndarray)
+                    else value
+                    for name, value in given.arguments.items()
+                }
+            )
+            return function(*args, **more)
+
+        return call
+
+    with ExitStack() as stack:
+        for function in (top_arms, cheapest_set):
+            for name, module in list(sys.modules.items()):
+                if name.startswith("strategies.") and hasattr(module, function.__name__):
+                    patch = mock.patch.object(module, function.__name__, noting(function))
+                    stack.enter_context(patch)
+        yield calls
+
+
+def pairs(of_selected, of_others):
+    """Return two arrays that broadcast to all pairs of arms of a row."""
+    return of_selected[..., :, np.newaxis], of_others[..., np.newaxis, :]
+
+
+def tolerance(explanation):
+    """Return how far rounding may take each arm's sum."""
+    sizes = [np.where(np.isinf(part), 0.0, abs(part)) for part in explanation.parts.values()]
+    return TOLERANCE * (1.0 + np.max(sizes, axis=0))
+
+
+def assert_close(found, expected, tolerated, where):
+    # Beyond all others is beyond all others, be it infinite or not.
+    found, expected = (
+        np.where(abs(a) >= LARGEST, np.copysign(np.inf, a), a) for a in (found, expected)
+    )
+    with np.errstate(invalid="ignore"):
+        close = (found == expected) | (abs(found - expected) <= tolerated)
+    assert close[where].all()
+
+
+def by_plain_numbers(explanation, call, selection):
+    """Return the scores by what the rule was given, and which pairs were exactly tied."""
+    sign = 1.0 if explanation.rule == "largest" else -1.0
+    if "keys" in call:
+        first = call["keys"][0]
+        return sign * first, np.equal(*pairs(first, first))
+    cost, weight = call["cost"], call["sum_weight"]
+    score, tied = np.empty(cost.shape), np.zeros((*cost.shape, cost.shape[-1]), bool)
+    for row in np.ndindex(cost.shape[:-1]):
+        inside = np.flatnonzero(selection.mask[row])
+        slowest = cost[row][inside].max() if inside.size else np.inf
+        worth = call["value"][row] - weight * cost[row]
+        score[row] = np.maximum(cost[row] - slowest, 0.0) - worth
+        free = cost[row] <= slowest
+        tied[row] = np.equal(*pairs(worth, worth)) & np.logical_and(*pairs(free, free))
+    return score, tied
+
+
+def assert_by_rule(explanation, selection, tied):
+    """No available arm that was not selected comes before one that was."""
+    others = selection.context.available & ~selection.mask
+    both = np.logical_and(*pairs(selection.mask, others))
+    ascending = explanation.score * (1.0 if explanation.rule == "smallest" else -1.0)
+    inside, outside = pairs(ascending, ascending)
+    tolerated = np.maximum(*pairs(*[tolerance(explanation)] * 2))
+    assert (inside <= outside + tolerated)[both].all()
+    if explanation.tie_break is not None:
+        inside, outside = pairs(explanation.tie_break, explanation.tie_break)
+        assert (inside >= outside - tolerated)[both & tied].all()
+
+
+def assert_explains(policy, explanation, selection, calls):
+    available = selection.context.available
+    assert list(explanation.parts) == [n for n in PART_NAMES if n in explanation.parts]
+    for part in (*explanation.parts.values(), explanation.score):
+        assert part.shape == policy.shape
+        assert part.dtype == np.float64
+        assert not np.isnan(part).any()
+    assert (sum(np.isinf(part).astype(int) for part in explanation.parts.values()) <= 1).all()
+    score, tolerated = explanation.score, tolerance(explanation)
+    if explanation.rule == "drawn":
+        if policy.name != "oort":  # probabilities
+            count = available.sum(axis=-1, keepdims=True)
+            places = np.minimum(count, policy.num_selected)
+            expected = available * places / np.maximum(count, 1)
+            if policy.name == "e3cs":
+                expected = policy.probabilities(available)[0]
+            assert_close(score, expected, tolerated, ...)
+        assert (score >= -tolerated).all()
+        return
+    tied = np.zeros((*policy.shape, policy.num_arms), bool)
+    if calls:
+        expected, tied = by_plain_numbers(explanation, calls[-1], selection)
+        assert_close(score, expected, tolerated, calls[-1]["available"])
+        assert (score == np.inf)[available & ~calls[-1]["available"]].all()
+        if len(calls[-1].get("keys", ())) > 1:
+            assert_close(explanation.tie_break, calls[-1]["keys"][1], tolerated, ...)
+        if "cost" in calls[-1]:
+            assert np.array_equal(explanation.tie_break, -calls[-1]["cost"])
+    else:
+        assert policy.num_arms <= policy.num_selected
+    assert_by_rule(explanation, selection, tied)
+
+
+def same(explanation, other):
+    assert explanation.rule == other.rule
+    assert list(explanation.parts) == list(other.parts)
+    return all(np.array_equal(part, other.parts[name]) for name, part in explanation.parts.items())
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
+def test_explanations_are_what_the_arms_were_selected_by(name, case):
+    policy = case.build(name)
+    with noted_calls() as calls:
+        for context, outcome in case.rounds():
+            calls.clear()
+            selection = policy.ask(context)
+            asked = list(calls)
+            before = as_json(policy.state_dict())
+            explanation = policy.explain(selection)
+            assert as_json(policy.state_dict()) == before
+            assert_explains(policy, explanation, selection, asked)
+
+            calls.clear()
+            second = policy.ask(context)
+            assert_explains(policy, policy.explain(second), second, calls)
+            assert same(policy.explain(selection), explanation)
+
+            kept = {part: values.copy() for part, values in explanation.parts.items()}
+            policy.tell(selection, outcome)
+            assert all(np.array_equal(kept[n], part) for n, part in explanation.parts.items())
+            with pytest.raises(RoundOrderError):
+                policy.explain(selection)
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases())
+def test_oort_draws_by_the_explained_utilities(case):
+    policy = case.build("oort")
+    tiny = 1e-300
+    for context, outcome in case.rounds():
+        twin = np.random.default_rng()
+        twin.bit_generator.state = policy.state_dict()["rng"]
+        with mock.patch.object(oort, "_largest", wraps=oort._largest) as largest:
+            selection = policy.ask(context)
+        score = policy.explain(selection).score
+        tried = context.available & (policy.play_count > 0)
+        new = context.available & ~tried
+        if largest.called:
+            drawn = np.exp(largest.call_args_list[0].args[0] - twin.gumbel(size=case.shape))
+            assert np.allclose(np.maximum(score, tiny)[drawn > 0], drawn[drawn > 0], rtol=1e-9)
+            assert (abs(score[tried & (drawn == 0)]) < TOLERANCE).all()
+        for row in np.ndindex(case.batch_shape):
+            assert len(set(score[row][new[row]])) <= 1
+            some_drawn = (selection.mask & new)[row].any()
+            if (score[row][new[row]] > 0).any():
+                assert some_drawn
+        policy.tell(selection, outcome)
 
 
 # --- the paper, recomputed ------------------------------------------------------------------------
