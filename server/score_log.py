@@ -74,10 +74,10 @@ class ScoreLog:
         self.path = run_dir / FILE
         self._file = self.path.open("ab", buffering=0)
         self._end = end
-        missing = end - os.fstat(self._file.fileno()).st_size
-        if missing > 0:  # what a crash has lost must not be filled with what comes next
-            self._write(_NAN * (missing // _DTYPE.itemsize))
-        self._file.truncate(end)
+        size = os.fstat(self._file.fileno()).st_size // _DTYPE.itemsize * _DTYPE.itemsize
+        self._file.truncate(min(size, end))
+        # What a crash has lost must not be filled with what comes next.
+        self._write(_NAN * ((end - size) // _DTYPE.itemsize))
 
     def append(self, record: RoundRecord) -> dict[str, Any] | None:
         """Append the scores of a round.
@@ -158,10 +158,11 @@ def read_scores(run_dir: Path, line: Mapping[str, Any]) -> Scores | None:
         return None
     if len(data) < shape[0] * shape[1] * _DTYPE.itemsize:
         return None
-    rows = dict(zip(found["rows"], np.frombuffer(data, dtype=_DTYPE).reshape(shape), strict=True))
-    available = rows.pop(_AVAILABLE)
-    if np.isnan(available).any():
+    matrix = np.frombuffer(data, dtype=_DTYPE).reshape(shape)
+    if np.isnan(matrix).any():
         return None
+    rows = dict(zip(found["rows"], matrix, strict=True))
+    available = rows.pop(_AVAILABLE)
     tie_break, owed = rows.pop(_TIE, None), rows.pop(_OWED, None)
     return Scores(found["rule"], found["unit"], available > 0, rows, tie_break, owed)
 

@@ -340,7 +340,8 @@ class RunView:
         }
 
     def _clients(self) -> dict[str, Any]:
-        num_arms = max(len(self._arms), self._counts["selected"].size)
+        present = self._live.get("connected", ())
+        num_arms = max(len(self._arms), self._counts["selected"].size, max(present, default=-1) + 1)
         counts = self._grown(num_arms)
         names, arms = self._names(num_arms), self._arms
         with np.errstate(divide="ignore", invalid="ignore"):

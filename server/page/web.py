@@ -75,11 +75,15 @@ class LiveState:
 
     def _look(self) -> None:
         with self.lock:
-            if self.view.refresh() or not self.body:
-                text = to_json(self.view.state()).encode()
-                version = hashlib.sha256(text).hexdigest()[:16]
-                if version != self.version:
-                    self.body, self.version = gzip.compress(text, 1), version
+            try:
+                if not self.view.refresh() and self.body:
+                    return
+                text = to_json(self.view.state())
+            except Exception as error:  # a file that somebody else has written: tell, and go on
+                text = to_json({"error": f"{type(error).__name__}: {error}"})
+            version = hashlib.sha256(text.encode()).hexdigest()[:16]
+            if version != self.version:
+                self.body, self.version = gzip.compress(text.encode(), 1), version
 
 
 def page_app(live: LiveState, host: str, token: str | None) -> Starlette:

@@ -2,6 +2,7 @@
 
 /** The charts, drawn by Apache ECharts on canvases; each has a sentence for screen readers. */
 const Charts = (() => {
+  const PARTS = { mean: "#0072b2", failures: "#d55e00", bonus: "#e69f00", draw: "#8a6d00", queue: "#009e73" };
   const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a6d00"];
   const BARS = 60;
   const charts = new Map(); // element -> { chart, option, due }
@@ -43,8 +44,8 @@ const Charts = (() => {
     if (!found.chart) found.chart = echarts.init(found.element);
     const ink = style("--ink"), line = style("--line"), soft = style("--soft");
     const axis = (each) => ({
-      nameTextStyle: { color: soft }, axisLabel: { color: soft, hideOverlap: true }, axisLine: { lineStyle: { color: line } },
-      splitLine: { lineStyle: { color: line } }, ...each,
+      ...each, nameTextStyle: { color: soft }, axisLabel: { color: soft, hideOverlap: true, ...each.axisLabel },
+      axisLine: { lineStyle: { color: line } }, splitLine: { lineStyle: { color: line } },
     });
     const option = found.option;
     found.chart.setOption({
@@ -55,6 +56,9 @@ const Charts = (() => {
       ...option,
       xAxis: axis(option.xAxis),
       yAxis: axis(option.yAxis),
+      series: option.series.map((each) => (each.markLine
+        ? { ...each, markLine: { silent: true, symbol: "none", ...each.markLine, label: { color: ink, textBorderWidth: 0, ...each.markLine.label } } }
+        : each)),
       legend: option.legend && { textStyle: { color: ink }, type: "scroll", top: 0, ...option.legend },
       visualMap: option.visualMap && { textStyle: { color: soft }, ...option.visualMap },
       tooltip: { renderMode: "richText", confine: true, backgroundColor: style("--card"), textStyle: { color: ink }, ...option.tooltip },
@@ -92,7 +96,7 @@ const Charts = (() => {
 
   function accuracy(s, id, x, name) {
     const a = s.accuracy, target = s.run.target_accuracy;
-    const goal = target ? { markLine: { silent: true, symbol: "none", label: { formatter: "target" }, data: [{ yAxis: target }] } } : {};
+    const goal = target ? { markLine: { label: { formatter: "target" }, data: [{ yAxis: target }] } } : {};
     const label = a.round.length ? `Accuracy ${a.accuracy.at(-1).toFixed(4)} in round ${a.round.at(-1)}, best ${Math.max(...a.accuracy).toFixed(4)}.` : "Nothing was evaluated yet.";
     put(byId(id), {
       xAxis: { type: "value", name, nameLocation: "middle", nameGap: 26, max: "dataMax" },
@@ -107,7 +111,7 @@ const Charts = (() => {
     const slow = r.round.map((_, i) => ({ value: [r.longest_round[i], r.longest_s[i]], name: names[r.slowest[i]] ?? "" }));
     const series = [{
       name: several ? "longest, with its slowest client" : "round, with its slowest client", type: "scatter", symbolSize: 4, data: slow,
-      markLine: s.run.tau_max_s ? { silent: true, symbol: "none", label: { formatter: "deadline", position: "insideEndTop" }, data: [{ yAxis: s.run.tau_max_s }] } : undefined,
+      markLine: s.run.tau_max_s ? { label: { formatter: "deadline", position: "insideEndTop" }, data: [{ yAxis: s.run.tau_max_s }] } : undefined,
     }];
     if (several) series.push(line("mean", pairs(r.round, r.mean_s), { showSymbol: false }));
     const counts = new Map();
@@ -151,7 +155,7 @@ const Charts = (() => {
       grid: { left: 8, right: 16, top: 10, bottom: 40, containLabel: true },
       xAxis: { type: "category", data: h.round, splitArea: { show: false } },
       yAxis: { type: "category", data: rows, axisLabel: { width: 110, overflow: "truncate" } },
-      visualMap: { min: 0, max: 100, calculable: false, orient: "horizontal", left: "center", bottom: 0, itemHeight: 90, inRange: { color: ["#f1f5fa", "#7db7e0", "#0b4f8a"] } },
+      visualMap: { min: 0, max: Math.max(10, ...h.percent.map((row) => Math.max(...row))), calculable: false, orient: "horizontal", left: "center", bottom: 0, itemHeight: 90, inRange: { color: ["#f1f5fa", "#7db7e0", "#0b4f8a"] } },
       series: [{ type: "heatmap", data: h.percent.flatMap((row, y) => row.map((value, x) => [x, y, value])), progressive: 2000 }],
       tooltip: {},
     }, `Heat map of selections: ${h.rows.length} rows, rounds 1 to ${s.top.round}.`);
@@ -163,9 +167,9 @@ const Charts = (() => {
     const finite = (value) => (typeof value === "number" ? value : null);
     const untried = arms.filter((arm) => typeof found.score[arm] === "string").length;
     const cut = finite(found.cut);
-    const series = parts.map((part) => ({ name: part, type: "bar", stack: "score", data: arms.map((arm) => finite(found.parts[part][arm])) }));
+    const series = parts.map((part) => ({ name: part, type: "bar", stack: "score", itemStyle: { color: PARTS[part] }, data: arms.map((arm) => finite(found.parts[part][arm])) }));
     if (series.length && cut != null) {
-      series[0].markLine = { silent: true, symbol: "none", label: { formatter: "cut", position: "start", distance: 2 }, lineStyle: { type: "solid", width: 2 }, data: [{ xAxis: cut }] };
+      series[0].markLine = { label: { formatter: "cut", position: "start", distance: 2 }, lineStyle: { type: "solid", width: 2 }, data: [{ xAxis: cut }] };
     }
     element.style.height = `${Math.max(9, 4 + 1.35 * arms.length)}rem`;
     put(element, {

@@ -22,8 +22,10 @@ const Format = {
     if (value == null) return "–";
     if (value === "inf") return "∞";
     if (value === "-inf") return "−∞";
-    if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e6)) return value.toExponential(1);
-    return value.toFixed(Math.max(0, digits - (Math.abs(value) >= 100 ? 2 : 0))).replace("-", "−");
+    const size = Math.abs(value);
+    if (size < 1e-9) return "0";
+    if (size < 1e-4 || size >= 1e6) return value.toExponential(1).replace("-", "−");
+    return value.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(size)))).replace("-", "−");
   },
 
   share(value) {

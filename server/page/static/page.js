@@ -20,6 +20,7 @@ const Page = {
 
 (() => {
   const STATES = { running: "running", ended: "ended", silent: "no sign of life" };
+  const LOST = "this page's server does not answer";
   let fetching = false, again = false;
 
   async function load() {
@@ -29,20 +30,24 @@ const Page = {
       const answer = await fetch("state", { cache: "no-cache" });
       if (answer.ok) show(await answer.json());
     } catch {
-      lost();
+      trouble(LOST);
     } finally {
       fetching = false;
       if (again) { again = false; load(); }
     }
   }
 
-  function lost() {
+  function trouble(text) {
     const badge = byId("state");
     badge.className = "badge silent";
-    setText(badge, "this page's server does not answer");
+    setText(badge, text);
   }
 
   function show(state) {
+    if (state.error) {
+      trouble(`the run directory cannot be read (${state.error})`);
+      return;
+    }
     Page.state = state;
     header(state);
     tiles(state);
@@ -104,7 +109,7 @@ const Page = {
   } else {
     const events = new EventSource("events");
     events.onmessage = () => { if (!document.hidden) load(); };
-    events.onerror = lost;
+    events.onerror = () => trouble(LOST);
     document.addEventListener("visibilitychange", () => { if (!document.hidden) load(); });
     load();
   }

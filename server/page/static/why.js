@@ -2,8 +2,8 @@
 
 /** Why a round's clients were picked: their scores in parts, and the cut between in and out. */
 const Why = (() => {
-  const BESIDE = 40; // clients shown on the wrong side of the cut
-  const CHART = 30;
+  const BESIDE = 20; // clients shown on each side of the cut
+  const IN_CHART = 12;
   const MEANING = {
     mean: "what its measured times say",
     failures: "what its failures cost",
@@ -11,7 +11,7 @@ const Why = (() => {
     draw: "a random draw around its mean",
     queue: "what it is owed by its floor",
   };
-  let round = 0, shown = null, asked = null, loading = null;
+  let round = 0, shown = null, asked = null, loading = false, whole = false;
 
   function begin() {
     byId("why-form").addEventListener("submit", (event) => event.preventDefault());
@@ -36,7 +36,7 @@ const Why = (() => {
   function ask(arm) {
     asked = arm;
     byId("why-client").value = Page.state.clients.name[arm];
-    say();
+    if (shown && shown.scores) show();
     byId("why").scrollIntoView({ block: "nearest" });
   }
 
@@ -106,23 +106,41 @@ const Why = (() => {
     }
     const parts = Object.keys(scores.parts), unit = scores.unit ? ` [${scores.unit}]` : "";
     const row = make("tr");
-    for (const title of ["rank", "client", `score${unit}`, ...parts, "owed", "round trip", "outcome"]) {
+    for (const title of ["rank", "client", `score${unit}`, ...parts, "owed after", "round trip", "outcome"]) {
       row.append(make("th", { scope: "col", title: MEANING[title] || null, class: title === "client" || title === "outcome" ? "left" : null }, title));
     }
     head.append(row);
     const order = ranking(scores, shown.selected), picked = shown.selected.length;
     const free = scores.available.filter(Boolean).length;
-    const listed = order.slice(0, Math.min(picked + BESIDE, free));
-    listed.forEach((arm, rank) => {
-      if (rank === picked) body.append(cutRow(parts.length + 6, free - picked));
-      body.append(clientRow(arm, rank, parts));
+    const near = (arm, rank) => whole || arm === asked || Math.abs(rank - picked + 0.5) < BESIDE;
+    let left = 0;
+    order.slice(0, free).forEach((arm, rank) => {
+      if (rank === picked) {
+        more(body, left, "with better scores", parts.length + 6);
+        left = 0;
+        body.append(cutRow(parts.length + 6, free - picked));
+      }
+      if (near(arm, rank)) body.append(clientRow(arm, rank, parts));
+      else left += 1;
     });
-    if (listed.length <= picked && free > 0) body.append(cutRow(parts.length + 6, 0));
-    const more = free - listed.length, away = scores.available.length - free;
-    const rest = [more > 0 ? `${more} more with worse scores` : "", away ? `${away} not available` : ""].filter(Boolean);
-    if (rest.length) body.append(make("tr", { class: "away" }, make("td", { colspan: parts.length + 6 }, rest.join(", "))));
-    Charts.scores(byId("why-chart"), listed.slice(0, Math.max(CHART, 0)), shown, parts);
+    more(body, left, "with worse scores", parts.length + 6);
+    if (picked && picked === free) body.append(cutRow(parts.length + 6, 0));
+    const away = order.slice(free).map((arm) => shown.names[arm]);
+    if (away.length) {
+      const some = away.length > 10 && !whole ? `${away.slice(0, 10).join(", ")} and ${away.length - 10} more` : away.join(", ");
+      body.append(make("tr", { class: "away" }, make("td", { colspan: parts.length + 6, class: "wrap" }, `Not available: ${some}`)));
+    }
+    const first = Math.max(0, Math.min(picked - IN_CHART, free - 2 * IN_CHART));
+    Charts.scores(byId("why-chart"), order.slice(first, Math.min(free, Math.max(picked, first + IN_CHART) + IN_CHART)), shown, parts);
     say();
+  }
+
+  /** Say that rows are left out, with a button that brings them. */
+  function more(body, count, which, columns) {
+    if (!count) return;
+    const button = make("button", { type: "button" }, `${count} more ${which}: show all`);
+    button.addEventListener("click", () => { whole = true; show(); });
+    body.append(make("tr", { class: "away" }, make("th", { colspan: columns, scope: "row" }, button)));
   }
 
   function clientRow(arm, rank, parts) {
