@@ -34,6 +34,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_simulation.py
 	$(BIN)/python benchmarks/bench_stream.py
 	$(BIN)/python benchmarks/bench_superlink.py
+	$(BIN)/python benchmarks/bench_page.py
 
 clean:
 	rm -rf $(VENV)
