@@ -332,6 +332,7 @@ def assert_explains(policy, explanation, selection, calls):
             expected = available * places / np.maximum(count, 1)
             if policy.name == "e3cs":
                 expected = policy.probabilities(available)[0]
+                assert all((part >= 0).all() for part in explanation.parts.values())
             assert_close(score, expected, tolerated, ...)
         assert (score >= -tolerated).all()
         return
