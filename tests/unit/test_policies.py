@@ -268,7 +268,7 @@ def test_cs_ucb_explains_who_only_fills_up_the_first_pass():
     )
 
 
-def test_explaining_without_learning_from_numbers():
+def test_policies_that_measure_no_times_explain_themselves():
     policy = build("local-accuracy", num_arms=3, num_selected=1)
     play(policy, 1, [0, 1, 0], [1.0] * 3, local_accuracy=[0, 0.5, 0])
     told = explain(policy, 2, [1, 1, 1])
