@@ -75,6 +75,38 @@ def test_cost_by_hand() -> None:
     assert policy.cost_s(4) == pytest.approx(expected, rel=1e-12)
 
 
+def test_cost_in_parts_by_hand() -> None:
+    policy = build(num_arms=3, num_selected=2)
+    play(policy, 1, [1.0, np.inf, 9.0], only=[0, 1])
+    play(policy, 2, [1.0, 1.5, 9.0], only=[0, 1])
+    selection = policy.ask(RoundContext(3, np.ones(3, dtype=np.bool_)))
+    explanation = policy.explain(selection)
+    assert (explanation.rule, explanation.unit) == ("smallest", "s")
+    assert list(explanation.parts) == ["mean", "failures", "bonus"]
+    # All times of an arm were equal, so that nothing is gained from their spread. One of four
+    # tries failed: (1 + 1/2) / (4 + 1) is everybody's share.
+    chance = np.array([0.0 + 0.3, 1.0 + 0.3]) / 3
+    hope = 0.1 * np.sqrt(math.log(3) * chance * (1 - chance) / 2)
+    left_s = TAU_MAX_S - np.array([1.0, 1.5])
+    assert explanation.parts["mean"] == pytest.approx([1.0, 1.5, 0.0])
+    assert explanation.parts["failures"] == pytest.approx([*(chance * left_s), 0.0])
+    assert explanation.parts["bonus"] == pytest.approx([*(-hope * left_s), -math.inf])
+    assert selection.mask.tolist() == [True, False, True]
+
+
+def test_arms_not_worth_trying_are_explained_to_come_last() -> None:
+    policy = build(num_arms=8, num_selected=2)
+    times_s = np.where(np.arange(8) < 4, 0.1, 0.15)
+    for round in range(1, 4):  # four equally fast arms are found, and slower ones cost time
+        play(policy, round, times_s, only=[2 * round - 2, 2 * round - 1])
+    selection = policy.ask(RoundContext(4, np.arange(8) != 0))
+    assert not selection.mask[6:].any()
+    explanation = policy.explain(selection)
+    assert explanation.parts["mean"] == pytest.approx([0.1] * 4 + [0.15] * 2 + [0.0] * 2)
+    assert (explanation.parts["bonus"][6:] == np.inf).all()
+    assert np.isfinite(explanation.score[:6]).all()
+
+
 def test_one_deep_fade_does_not_condemn_an_arm() -> None:
     policy = build(num_arms=2, num_selected=2, tau_max_s=60.0)
     for round in range(1, 27):
@@ -236,6 +268,39 @@ def test_value_by_hand() -> None:
     policy.virtual_queue[...] = [3.0, 3.0, 8.0]
     value = policy._values(cost, np.zeros(3, dtype=np.bool_))
     assert value == pytest.approx([3 * 0.1 / 6, 3 * 1.0 / 6, 8 * 4.0 / 6 + 2 * (4.0 + 0.1)])
+
+
+@pytest.mark.parametrize("debt", [0.0, 9.0])
+def test_score_of_an_arm_in_its_set_by_hand(debt) -> None:
+    policy = build("cs-ucb-q-adaptive", num_arms=3, num_selected=2)
+    assert isinstance(policy, CsUcbQAdaptive)
+    mean = np.array([1.0, 2.0, 2.5])
+    for arm in range(3):
+        play(policy, arm + 1, mean, only=[arm])
+    policy.virtual_queue[2] = debt
+    selection = policy.ask(RoundContext(4, np.ones(3, dtype=np.bool_)))
+    explanation = policy.explain(selection)
+    # No spread and no failures: (0 + 1/8) / 2, and 3 tries in all with half a failure.
+    chance = 0.0625
+    hope = 0.1 * math.sqrt(math.log(4) * chance * (1 - chance))
+    expected = mean + chance * (TAU_MAX_S - mean)
+    cost = expected - hope * (TAU_MAX_S - mean)
+    value = 0.0
+    if debt:  # worth 9 / 6 rounds of its own pace beyond the second fastest, and 3 urgent ones
+        value = (cost[2] - cost[1]) * 9 / 6 + 3 * (cost[2] - cost[1] + 0.1 * cost[1])
+    assert selection.mask.tolist() == [True, not debt, bool(debt)]
+    slowest = cost[2 if debt else 1]
+
+    def lengthened(time_s):
+        return np.maximum(time_s - slowest, 0.0) + 0.1 * time_s
+
+    assert (explanation.rule, explanation.unit) == ("smallest", "s")
+    assert list(explanation.parts) == ["mean", "failures", "bonus", "queue"]
+    parts = explanation.parts
+    assert parts["mean"] == pytest.approx(lengthened(mean))
+    assert parts["mean"] + parts["failures"] == pytest.approx(lengthened(expected))
+    assert explanation.score + np.array([0.0, 0.0, value]) == pytest.approx(lengthened(cost))
+    assert parts["queue"] == pytest.approx([0.0, 0.0, -value])
 
 
 def test_shares_keep_close_to_their_floors_from_early_on() -> None:

@@ -603,3 +603,57 @@ def test_floors_are_kept(name):
     slack = 6 * math.sqrt(0.24 / rounds) if name == "e3cs" else 100 / rounds
     assert (share > 0.4 - slack).all()
     assert (share < 0.5).all()
+
+
+# --- explanations ---------------------------------------------------------------------------------
+
+
+def test_what_was_drawn_goes_with_the_selection():
+    policy = build("tscsf-b", num_arms=2, reward_weight=10.0)
+    force(policy, 1, [1, 0], [1.0, 0.0])  # Beta(1.75, 1.25)
+    selection = policy.ask(context(2, [1, 1]))
+    parts = policy.explain(selection).parts
+    assert list(parts) == ["mean", "draw", "queue"]
+    assert parts["mean"] == pytest.approx([10 * 1.75 / 3, 10 / 2])
+    assert parts["mean"] + parts["draw"] == pytest.approx(selection.drawn)
+    with pytest.raises(ArrayError, match="drawn"):
+        policy.explain(Selection(selection.context, selection.mask))
+    with pytest.raises(ArrayError, match="drawn"):
+        policy.explain(Selection(selection.context, selection.mask, np.zeros(3)))
+    assert selection == Selection(selection.context, selection.mask)
+    assert "drawn" not in repr(selection)
+
+
+def test_fedcs_explains_who_was_no_candidate():
+    policy = build("fedcs", num_arms=4, candidate_fraction=0.5)
+    force(policy, 1, [1] * 4, [1.0, 2.0, 3.0, 3.5])
+    explanation = policy.explain(policy.ask(context(2, [1, 1, 1, 0])))
+    assert explanation.parts["mean"] == pytest.approx([1.0, 2.0, 3.0, 3.5])
+    assert sorted(explanation.parts["chance"]) == [0.0, 0.0, 0.0, math.inf]
+    assert explanation.parts["chance"][3] == 0.0
+
+
+def test_e3cs_explains_floors_that_shrank_and_arms_that_are_certain():
+    policy = build("e3cs", num_arms=3, num_selected=1, min_participation=[0.6, 0.9, 0.0])
+    parts = policy.explain(policy.ask(context(1, [1, 1, 1]))).parts
+    assert parts["floor"] == pytest.approx([0.4, 0.6, 0.0])
+    assert parts["weight"] == pytest.approx([0.0, 0.0, 0.0])
+    parts = policy.explain(policy.ask(context(1, [1, 0, 0]))).parts
+    assert parts["floor"] == pytest.approx([0.6, 0.0, 0.0])
+    assert parts["weight"] == pytest.approx([0.4, 0.0, 0.0])
+
+
+def test_oort_explains_utilities_and_places():
+    policy = build("oort", num_arms=5, num_selected=2, preferred_percentile=1.0)
+    force(policy, 1, [1, 1, 0, 0, 0], [1.0, 2.0, 0, 0, 0])
+    bonus = math.sqrt(0.1 * math.log(200))
+    explanation = policy.explain(policy.ask(context(200, [1, 1, 1, 1, 0])))
+    # One place of two for those tried. A quarter of the utility is left of twice the best time,
+    # and that is below the cut. Each of two new ones is drawn half as often as the first.
+    assert explanation.rule == "drawn"
+    parts = explanation.parts
+    assert parts["loss"] == pytest.approx([1, 1, 0, 0, 0])
+    assert parts["bonus"] == pytest.approx([bonus, bonus, 0, 0, 0])
+    assert parts["mean"] == pytest.approx([0, -0.75 * (1 + bonus), 0, 0, 0])
+    half = (1 + bonus) / 2
+    assert parts["chance"] == pytest.approx([0, -0.25 * (1 + bonus), half, half, 0])

@@ -61,6 +61,17 @@ def force(policy, round, mask, times, completed=None):
     policy.tell(Selection(context(round, np.ones_like(mask)), mask), outcome(times, completed))
 
 
+def explain(policy, round, available):
+    """Return the explanation of a round that is not told."""
+    return policy.explain(policy.ask(context(round, available)))
+
+
+def assert_parts(explanation, **parts):
+    assert list(explanation.parts) == list(parts)
+    for name, values in parts.items():
+        assert explanation.parts[name] == pytest.approx(np.array(values), abs=1e-12), name
+
+
 # --- rewards --------------------------------------------------------------------------------------
 
 
@@ -200,6 +211,74 @@ def test_cs_ucb_q_breaks_ties_by_the_untruncated_index():
     fresh = build("cs-ucb-q", num_arms=3, num_selected=1)
     force(fresh, 1, [1, 0, 1], [0.0, 0, 0.0])
     assert play(fresh, 2, [1, 1, 1], [1.0] * 3) == [1]  # untried: infinite index
+
+
+def test_cs_ucb_q_explains_speed_and_debts():
+    policy, raw = (
+        build(
+            "cs-ucb-q",
+            num_arms=3,
+            num_selected=1,
+            beta=0.5,
+            min_participation=[0.6, 0.5, 0.4],
+            truncate=truncate,
+        )
+        for truncate in (True, False)
+    )
+    for each in (policy, raw):
+        force(each, 1, [1, 0, 0], [1.0, 0, 0])  # y = 3/4; arms 1 and 2 are owed their floors
+    bonus = math.sqrt(2 * math.log(2))
+    told = explain(policy, 2, [1, 1, 1])
+    assert (told.rule, told.unit) == ("largest", "")
+    # An index of 3/4 + 1.18 counts as 1, like that of an arm that was never played.
+    assert_parts(told, mean=[0.375, 0, 0], bonus=[0.125, 0.5, 0.5], queue=[0, 0.25, 0.2])
+    assert told.score == pytest.approx([0.5, 0.75, 0.7])
+    assert told.tie_break == pytest.approx([0.75 + bonus, math.inf, math.inf])
+    told = explain(raw, 2, [1, 1, 1])
+    assert_parts(
+        told, mean=[0.375, 0, 0], bonus=[bonus / 2, math.inf, math.inf], queue=[0, 0.25, 0.2]
+    )
+    # Twenty plays narrow the bonus until the index is below 1.
+    for round in range(2, 21):
+        force(policy, round, [1, 0, 0], [3.0 if round > 2 else 5.0, 0, 0])  # 3/4, 0, 18 times 1/4
+    mean, bonus = (0.75 + 18 * 0.25) / 20, math.sqrt(2 * math.log(21) / 20)
+    told = explain(policy, 21, [1, 0, 1])
+    assert mean + bonus < 1
+    assert_parts(
+        told,
+        mean=[mean / 2, 0, 0],
+        bonus=[bonus / 2, 0.5, 0.5],
+        queue=[0, 10 * 0.5, 10 * 0.4],
+    )
+
+
+def test_cs_ucb_q_explains_debts_alone():
+    policy = build("cs-ucb-q", num_arms=2, num_selected=1, beta=1, min_participation=[0, 0.5])
+    force(policy, 1, [1, 0], [0.0, 0.0])
+    assert_parts(explain(policy, 2, [1, 1]), mean=[0, 0], bonus=[0, 0], queue=[0, 0.5])
+
+
+def test_cs_ucb_explains_who_only_fills_up_the_first_pass():
+    policy = build("cs-ucb", num_arms=3)
+    force(policy, 1, [1, 1, 0], [1.0, 3.0, 0])
+    assert_parts(explain(policy, 2, [1, 1, 1]), mean=[0, 0, 0], bonus=[0, 0, math.inf])
+    bonus = math.sqrt(3 * math.log(2))  # with somebody away the index counts
+    assert_parts(
+        explain(policy, 2, [1, 0, 1]), mean=[0.75, 0.25, 0], bonus=[bonus, bonus, math.inf]
+    )
+
+
+def test_policies_that_measure_no_times_explain_themselves():
+    policy = build("local-accuracy", num_arms=3, num_selected=1)
+    play(policy, 1, [0, 1, 0], [1.0] * 3, local_accuracy=[0, 0.5, 0])
+    told = explain(policy, 2, [1, 1, 1])
+    assert told.rule == "smallest"
+    assert_parts(told, bonus=[-math.inf, 0, -math.inf], accuracy=[0, 0.5, 0])
+    assert_parts(explain(build("random"), 1, [1, 0, 1, 1]), chance=[2 / 3, 0, 2 / 3, 2 / 3])
+    assert_parts(explain(build("random"), 1, [0, 0, 1, 0]), chance=[0, 0, 1, 0])
+    policy = build("round-robin")
+    play(policy, 1, [1, 1, 1, 1], [1.0] * 4)
+    assert_parts(explain(policy, 2, [1, 1, 1, 1]), turn=[2, 3, 0, 1])
 
 
 def test_cs_ucb_q_score_is_capped_at_one_only_when_truncating():
