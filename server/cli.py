@@ -6,9 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from strategies.flower import LOGGER
 from .command_line import given_settings, resume_option, run_command, settings_options
 from .fleet import FleetConfig, run_fleet
 from .operator_channel import operator_channel, read_status
-from .page.process import TOKEN_VARIABLE, page_process
+from .page.process import TOKEN_VARIABLE
 from .resume import continued_settings, resumed_settings
 from .run_directory import default_run_dir
 from .status import status_table
@@ -95,16 +93,12 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     LOGGER.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
-        with ExitStack() as stack:
-            if config.page:
-                tell = partial(_tell_page, console)
-                stack.enter_context(page_process(Path(config.run_dir), config.page, tell))
-            if config.runtime == "superlink":
-                from .superlink import run_superlink
+        if config.runtime == "superlink":
+            from .superlink import run_superlink
 
-                run_superlink(config)
-            else:
-                run_fleet(config, resume=resume is not None)
+            run_superlink(config)
+        else:
+            run_fleet(config, resume=resume is not None)
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)
     finally:
@@ -114,10 +108,6 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         numbers.pop("arms")
         console.print_json(json.dumps(numbers))
         click.echo(config.run_dir)
-
-
-def _tell_page(console: Console, url: str) -> None:
-    console.print(f"page at {url}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _refuse_unknown_variables(context: click.Context) -> None:

@@ -27,6 +27,7 @@ from .app import check_settings, create_app
 from .command_line import stoppable
 from .config import ServerConfig
 from .listener import is_loopback
+from .page.process import page_process
 from .presence import PresenceWriter
 from .round_log import RoundLog
 from .status import RunStatus
@@ -178,6 +179,7 @@ def run_fleet(
             )
             host = config.metrics.rpartition(":")[0]
             LOGGER.info("metrics at http://%s:%d/metrics", host, metrics.port)
+        stack.enter_context(page_process(Path(config.run_dir), config.page))
         if config.run_dir and not config.app:
             presence = partial(status.presence, grid)
             stack.enter_context(PresenceWriter(Path(config.run_dir), presence))

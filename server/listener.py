@@ -16,7 +16,7 @@ def listen(key: str, address: str) -> socket.socket:
     key : str
         The setting that the address comes from, for errors.
     address : str
-        ``host:port``; port 0 picks a free one.
+        ``HOST:PORT``; port 0 picks a free one.
 
     Raises
     ------
@@ -25,6 +25,8 @@ def listen(key: str, address: str) -> socket.socket:
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
+    if not host:  # it would listen everywhere
+        raise ConfigError(key, address, "HOST:PORT, e.g. 127.0.0.1:8501")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,7 +35,7 @@ def listen(key: str, address: str) -> socket.socket:
         listener.listen()
     except (OSError, ValueError, OverflowError):
         listener.close()
-        raise ConfigError(key, address, "host:port of this machine, the port not in use") from None
+        raise ConfigError(key, address, "HOST:PORT of this machine, the port not in use") from None
     return listener
 
 

@@ -38,6 +38,7 @@ from .app import build_strategy
 from .command_line import stoppable
 from .config import ServerConfig
 from .fleet import FleetConfig
+from .page.process import page_process
 from .run_directory import refuse_existing
 
 __all__ = ["SuperLink", "SuperLinkError", "run_superlink", "supernode_command", "write_app"]
@@ -117,7 +118,7 @@ def run_superlink(
     superlink = SuperLink(state, config.address, Path(config.tls) if config.tls else None)
     with stoppable():
         try:
-            with superlink:
+            with superlink, page_process(run_dir, config.page):
                 LOGGER.info("on each device: %s", superlink.supernode_hint())
                 run_id = superlink.submit(write_app(state / "app"), run_config)
                 superlink.follow(run_id, on_line or _to_stderr)

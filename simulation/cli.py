@@ -107,14 +107,9 @@ def _page(run_dir: Path, address: str | None) -> Iterator[None]:
     if address is None:
         yield
         return
-    console = Console(stderr=True)
-
-    def tell(url: str) -> None:
-        console.print(f"page at {url}", highlight=False, soft_wrap=True, markup=False)
-
-    with page_process(run_dir, address, tell):
+    with page_process(run_dir, address):
         yield
-        console.print("the run has ended; its page stays until Ctrl-C", highlight=False)
+        Console(stderr=True).print("the run has ended; its page stays until Ctrl-C")
         with suppress(KeyboardInterrupt), stoppable():
             threading.Event().wait()
 

@@ -58,6 +58,6 @@ def serve_until_stopped(run: Path, address: str) -> None:
 
     try:
         with stoppable():
-            serve_page(run, address, page_token(address), threading.Event(), tell=tell)
+            serve_page(run, address, page_token(address), threading.Event().wait, tell=tell)
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)

@@ -9,12 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-
-from strategies import ConfigError
 
 from ..listener import is_loopback, listen
 
@@ -23,6 +22,8 @@ TOKEN_VARIABLE: Final = "FLOWER_SERVER_PAGE_TOKEN"
 """Environment variable with the token that visitors need; without it one is made up."""
 _PARENT_VARIABLE: Final = "FLOWER_SERVER_PAGE_PARENT"
 _STOP_S: Final = 5.0
+_FAREWELL_S: Final = 1.0
+"""So long the page outlives the run: visitors get to see how it ended."""
 _NICENESS: Final = 10
 
 
@@ -41,8 +42,15 @@ def page_url(address: str, port: int, token: str | None) -> str:
     return f"http://{host}:{port}/" + (f"?token={token}" if token else "")
 
 
+def tell_page(url: str) -> None:
+    """Print where a page is: not to the log, which others may read, since it has the token."""
+    print(f"page at {url}", file=sys.stderr, flush=True)
+
+
 @contextmanager
-def page_process(run_dir: Path, address: str, tell: Callable[[str], None]) -> Iterator[None]:
+def page_process(
+    run_dir: Path, address: str, tell: Callable[[str], None] = tell_page
+) -> Iterator[None]:
     """Serve the page of a run from a process of its own, from entering to leaving the context.
 
     Parameters
@@ -50,15 +58,18 @@ def page_process(run_dir: Path, address: str, tell: Callable[[str], None]) -> It
     run_dir : Path
         The run directory; it may not exist yet.
     address : str
-        Where to listen, ``host:port``.
+        Where to listen, ``host:port``; empty: there is no page.
     tell : callable
-        Takes where the page is, token and all: for the terminal, not for a log.
+        Takes where the page is, token and all.
 
     Raises
     ------
     ConfigError
         If the address cannot be had.
     """
+    if not address:
+        yield
+        return
     token = page_token(address)
     with listen("page", address) as listener:  # here, so that a fault is told before the run
         environment = {
@@ -91,11 +102,11 @@ def serve_page(
     run_dir: Path,
     address: str,
     token: str | None,
-    ended: threading.Event,
+    wait: Callable[[], object],
     listener: socket.socket | None = None,
     tell: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve the page of a run until an event is set.
+    """Serve the page of a run.
 
     Parameters
     ----------
@@ -105,8 +116,8 @@ def serve_page(
         Where to listen, ``host:port``.
     token : str or None
         What visitors have to know.
-    ended : Event
-        When to stop.
+    wait : callable
+        Returns when it is time to stop.
     listener : socket, optional
         One that listens there already.
     tell : callable
@@ -125,7 +136,7 @@ def serve_page(
         app = page_app(live, host, token)
         with HttpServer("page", address, app, listener=listener) as server:
             tell(page_url(address, server.port, token))
-            ended.wait()
+            wait()
 
 
 def main() -> None:
@@ -137,14 +148,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda signum, frame: ended.set())
     os.nice(_NICENESS)  # rounds come first
 
-    def follow() -> None:
+    def wait() -> None:
         while not ended.wait(1.0):
             if os.getppid() != parent:  # it was killed
-                ended.set()
+                break
+        else:
+            time.sleep(_FAREWELL_S)
+        os._exit(0)  # nothing is to be saved, and visitors would keep it for seconds
 
-    threading.Thread(target=follow, daemon=True).start()
-    listener = socket.socket(fileno=int(descriptor))
-    try:
-        serve_page(Path(run_dir), address, token, ended, listener)
-    except ConfigError as error:
-        sys.exit(f"error: {error}")
+    serve_page(Path(run_dir), address, token, wait, socket.socket(fileno=int(descriptor)))

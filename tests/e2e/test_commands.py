@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,3 +111,63 @@ def test_interrupt_ends_cleanly_with_what_was_done(tmp_path: Path, number: signa
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == len(lines) == lines[-1]["round"]
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_page_stays_after_the_run_until_it_is_stopped(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            *[
+                "--rounds",
+                "5",
+                "--target-accuracy",
+                "0",
+                "--run-dir",
+                "run",
+                "--page",
+                "127.0.0.1:0",
+            ],
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        found = re.match(r"page at (http://127\.0\.0\.1:\d+/)$", process.stderr.readline())
+        assert found is not None
+        state: dict[str, Any] = {}
+        deadline = time.monotonic() + 60
+        while state.get("run", {}).get("state") != "ended":
+            assert time.monotonic() < deadline, state.get("run")
+            with urllib.request.urlopen(f"{found[1]}state", timeout=30) as answer:
+                state = json.load(answer)
+            time.sleep(0.1)
+        assert state["top"]["round"] == 5
+        assert "until Ctrl-C" in process.stderr.readline()
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_watch_saves_a_page_and_refuses_what_is_no_run(tmp_path: Path) -> None:
+    done = run("--rounds 3 --target-accuracy 0 --run-dir run", tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run("watch run --save page.html", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "page.html\n"), done.stderr
+    assert "client-10" in (tmp_path / "page.html").read_text()
+    for arguments, message in (
+        ("watch nothing", "must be a run directory"),
+        ("watch run --address 8501", "HOST:PORT"),
+        ("watch run --save missing/page.html", "No such file"),
+    ):
+        done = run(arguments, tmp_path)
+        assert done.returncode in (1, 2)
+        (line,) = done.stderr.splitlines()
+        assert message in line

@@ -299,6 +299,8 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         ("server.cli", "--deny-list missing", "deny-list"),
         ("server.cli", "--metrics 9095", "HOST:PORT"),
         ("server.cli", "--metrics 0.0.0.0:9095 --tls certs", "on loopback, or with --insecure"),
+        ("server.cli", "--page 8501", "HOST:PORT"),
+        ("server.cli", "--page 127.0.0.1:8501 --app wind:app", "left out with --app"),
         ("server.cli", "--fairness 0.6,0.5", "dev-1=0.6"),
         ("server.cli", "--partitioner foo", "partitioner"),
         ("server.cli", "--partitioner dirichlet:foo", "dirichlet:ALPHA"),

@@ -218,7 +218,8 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(
     assert len(rows(parts)) == 40
     resumed = Simulation(config(parts, **changes)).run(resume=True)
     assert rows(parts) == rows(whole)
-    for name in ("model.safetensors", "model-best.safetensors", "arms.json", "summary.json"):
+    models = ("model.safetensors", "model-best.safetensors")
+    for name in (*models, "arms.json", "summary.json", "scores.bin", "truth.json"):
         assert (parts / name).read_bytes() == (whole / name).read_bytes(), name
     assert resumed.summary == undisturbed.summary
     assert resumed.records == undisturbed.records

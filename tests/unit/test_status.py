@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from server.alarms import Alarm, AlarmLog
 from server.metrics import metrics_server
+from server.presence import FILE, HEARTBEAT_S, PresenceWriter
 from server.status import RunStatus, status_table
 from strategies import ConfigError
 from strategies.flower import Arm, RoundHook, RoundRecord
@@ -73,7 +77,9 @@ def play(hooks: list[RoundHook], number: int, **changes: Any) -> None:
 
 @pytest.fixture
 def status() -> RunStatus:
-    status = RunStatus(num_rounds=10)
+    alarms = AlarmLog()
+    alarms.active = (Alarm("always-fails", 1, "b has failed 5 times in a row: client error"),)
+    status = RunStatus(num_rounds=10, alarm_log=alarms)
     hooks: list[RoundHook] = []
     status.watch(strategy(hooks))
     play(hooks, 1, accuracy=0.75, loss=0.9)
@@ -165,6 +171,37 @@ def test_prometheus_reads_it_all(status: RunStatus) -> None:
     assert found["client_failures_total", "b", "client error"] == 2
     assert found["client_virtual_queue", "b"] == 1.5
     assert found["client_connected", "c"] == 0
+    assert found["alarms", "always-fails"] == 1
+    assert found["alarms", "floor-missed"] == 0
+
+
+def test_presence_has_who_is_there_and_since_when_the_others_are_not(status: RunStatus) -> None:
+    grid: Any = Grid()
+    first, second = status.presence(grid), status.presence(grid)
+    assert first["connected"] == [0, 1]
+    assert (first["busy"], first["opted_out"], first["newcomers"]) == ([1], [], ["newcomer"])
+    assert list(first["last_seen"]) == ["2"]
+    assert first == second, "nothing has changed"
+    grid.get_nodes = lambda: [NodeInfo(node_id=102, name="c")]
+    assert list(status.presence(grid)["last_seen"]) == ["0", "1"]
+
+
+def test_presence_is_written_while_the_server_lives(status: RunStatus, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    grid: Any = Grid()
+    file = run_dir / FILE
+    with PresenceWriter(run_dir, lambda: status.presence(grid)):
+        time.sleep(1.2)
+        assert not run_dir.exists(), "the run makes its directory itself"
+        run_dir.mkdir()
+        deadline = time.monotonic() + 5
+        while not file.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        written = json.loads(file.read_text())
+        assert 0 <= time.time() - written["time"] < HEARTBEAT_S
+        assert written["connected"] == [0, 1]
+    assert list(run_dir.iterdir()) == []
 
 
 def _shown(told: dict[str, Any]) -> str:
