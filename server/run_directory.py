@@ -27,7 +27,7 @@ from strategies.flower import LOGGER, Arm, RoundRecord
 SCHEMA: Final = 1
 """Version of the lines in ``rounds.jsonl``."""
 _ROUNDS: Final = "rounds.jsonl"
-_MAX_LISTED_ARMS: Final = 200
+MAX_LISTED_ARMS: Final = 200
 """Above this many arms the availability is not listed by arm."""
 
 
@@ -56,6 +56,27 @@ def refuse_existing(path: Path) -> None:
         ) from None
     if exists:
         raise ConfigError("run-dir", str(path), "a folder that does not exist yet")
+
+
+def write_whole(target: Path, data: str | bytes) -> None:
+    """Replace a file as a whole: a reader sees the old or the new one.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; it bears the file's name, and nothing is left behind.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 def lock_run(path: Path) -> filelock.BaseFileLock:
@@ -269,7 +290,7 @@ class RunDirectory:
             "num_arms": record.num_arms,
             "num_available": len(record.available),
         }
-        if record.num_arms <= _MAX_LISTED_ARMS:
+        if record.num_arms <= MAX_LISTED_ARMS:
             line["available"] = record.available
             line["absent"] = record.absent
         line |= {
@@ -388,19 +409,7 @@ class RunDirectory:
             raise OSError(error.errno, error.strerror, str(self.path / _ROUNDS)) from None
 
     def _write(self, name: str, data: str | bytes) -> None:
-        """Replace a file as a whole: a reader sees the old or the new one."""
-        target = self.path / name
-        temporary = target.with_name(f".{name}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise OSError(error.errno, error.strerror, str(target)) from None
+        write_whole(self.path / name, data)
 
 
 class _QuietFileHandler(logging.FileHandler):
