@@ -27,6 +27,7 @@ from .league.command import league
 from .paper.command import paper, paper_page
 from .progress import RunProgress
 from .replay_command import replay_command
+from .report.command import report_command
 
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
@@ -102,6 +103,7 @@ cli.add_command(league)
 cli.add_command(paper)
 cli.add_command(paper_page)
 cli.add_command(replay_command)
+cli.add_command(report_command)
 
 
 def _resolve(flags: dict[str, Any]) -> SimulationConfig:

@@ -15,6 +15,7 @@ from simulation.environment import RoundDraw
 from simulation.paper.estimate import Estimate
 from simulation.recorded_run import RecordedRun, open_run
 from simulation.study import Contender, StudyResult, run_study
+from simulation.wording import plain
 from strategies import POLICIES
 from strategies.base import BoolArray, ConfigError, FloatArray, IntArray
 
@@ -58,7 +59,10 @@ class Record:
     params : mapping
         Settings of the run that some policies take as parameters of their own.
     time_s : float
-        Sum of the recorded rounds' lengths, as the study counts them [s].
+        Sum of the recorded rounds' lengths, as the study counts them: whoever fails takes the whole
+        deadline [s].
+    measured_s : float
+        The same as it was measured [s].
     """
 
     names: tuple[str, ...]
@@ -72,6 +76,7 @@ class Record:
     floors: tuple[float, ...]
     params: Mapping[str, Any]
     time_s: float
+    measured_s: float
 
 
 def read_record(run_dir: Path) -> Record:
@@ -101,7 +106,7 @@ def record_of(run: RecordedRun) -> Record:
     available = np.zeros((num_rounds, len(run.arms)), dtype=np.bool_)
     member = np.zeros_like(available)
     rng = np.random.default_rng(0)
-    time_s = 0.0
+    time_s = measured_s = 0.0
     for row, record in enumerate(run.rounds()):
         if record.num_arms > MAX_LISTED_ARMS:
             drawn = rng.random(record.num_arms)
@@ -117,6 +122,7 @@ def record_of(run: RecordedRun) -> Record:
             samples[arm].append(rtt_s if done and rtt_s is not None else np.inf)
             slowest_s = max(slowest_s, min(samples[arm][-1], tau_max_s))
         time_s += slowest_s
+        measured_s += record.round_s
     if not any(samples):
         raise ConfigError("run", str(run.path), "a run in which somebody was selected")
     return Record(
@@ -131,6 +137,7 @@ def record_of(run: RecordedRun) -> Record:
         floors=run.floors,
         params={key: run.config[key] for key in _PARAMS if key in run.config},
         time_s=time_s,
+        measured_s=measured_s,
     )
 
 
@@ -340,7 +347,7 @@ def changed_arms(record: Record) -> list[int]:
 
 
 def _listed(record: Record, arms: Sequence[int]) -> str:
-    names = ", ".join(record.names[arm] for arm in arms[:5])
+    names = ", ".join(plain(record.names[arm]) for arm in arms[:5])
     return names + (f" and {len(arms) - 5} more" if len(arms) > 5 else "")
 
 
