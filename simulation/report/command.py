@@ -65,7 +65,7 @@ def report_command(
         return
     console = Console()
     for line in (found.sentence, *found.caveats):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"written  {target}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -34,6 +34,11 @@ _MAX_POINTS: Final = 1000
 _EACH_ROUND: Final = 300
 """Up to so many rounds each one is drawn."""
 _STRETCHES: Final = 150
+_STRETCH_ROUNDS: Final = 10
+"""Longer runs are drawn in so many stretches, of so many rounds at least."""
+_SPREAD_OUT: Final = 8.0
+"""Above this ratio of longest to median the lengths of rounds are drawn on a logarithmic scale."""
+_NEGLIGIBLE: Final = 0.001
 _MAX_BARS: Final = 25
 _MAX_ROWS: Final = 40
 _LONGEST_NAME: Final = 22
@@ -139,10 +144,14 @@ def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
     numbers = np.arange(1, len(round_s) + 1)
     middle, longest = float(np.median(round_s)), float(round_s.max())
     every = len(round_s) <= _EACH_ROUND
-    edges = np.linspace(0, len(round_s), _STRETCHES + 1).round().astype(int)
+    stretches = min(_STRETCHES, max(1, len(round_s) // _STRETCH_ROUNDS))
+    edges = np.linspace(0, len(round_s), stretches + 1).round().astype(int)
     near = longest > 0.3 * tau_max_s
+    spread_out = longest > _SPREAD_OUT * middle > 0.0
 
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import LogLocator, NullLocator
+
         if every:
             axes.plot(numbers, round_s, ".", markersize=4, color=_MAIN, label="round")
             width = max(1, min(25, len(round_s) // 4)) | 1
@@ -155,14 +164,20 @@ def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
             axes.plot(where, medians, color=_MAIN, label="median")
         if near:
             axes.axhline(tau_max_s, color=_INK, linewidth=1, linestyle=":", label="deadline")
-        axes.set_ylim(bottom=0)
+        if spread_out:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_locator(NullLocator())
+        else:
+            axes.set_ylim(bottom=0)
         axes.set_xlabel("round")
         axes.set_ylabel("length [s]")
 
     how = (
         "One point a round, and the median of its neighbours."
         if every
-        else f"Median and longest of some {len(round_s) // _STRETCHES} rounds each."
+        else f"Median and longest of some {len(round_s) // stretches} rounds each."
     )
     deadline = f"the deadline of {seconds(tau_max_s)}"
     return ReportFigure(
@@ -175,7 +190,6 @@ def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
                 f"Length of the rounds: half of them within {seconds(middle)}, the longest "
                 f"{seconds(longest)}, against {deadline}.",
                 legend=True,
-                wide=True,
             )
         ],
     )
@@ -249,8 +263,15 @@ def _shares(story: Story) -> ReportFigure:
         axes.plot(places, shares[order], color=_MAIN, label="share")
         if some:
             marks = np.array([floor or 0.0 for floor in floors])[order]
-            style: dict[str, Any] = {"color": _INK, "rasterized": len(clients) > _MAX_POINTS}
-            axes.plot(places, marks, ".", markersize=2, label="floor", **style)
+            some_of_them = slice(None, None, -(-len(clients) // _MAX_POINTS))
+            axes.plot(
+                places[some_of_them],
+                marks[some_of_them],
+                ".",
+                markersize=2,
+                color=_INK,
+                label="floor",
+            )
         axes.set_ylim(bottom=0)
         axes.set_xlabel("client, by its share")
         axes.set_ylabel("share of rounds")
@@ -271,7 +292,7 @@ def _shares(story: Story) -> ReportFigure:
         "Who took part, against the floors",
         "Share of the rounds in which a client trained, of those in which it belonged to the "
         f"fleet.{mark} {kept}",
-        [_picture(draw, alt, rows=0 if many else len(clients), legend=many, wide=True)],
+        [_picture(draw, alt, rows=0 if many else len(clients), legend=many)],
     )
 
 
@@ -327,7 +348,6 @@ def _heat(story: Story) -> ReportFigure:
                 f"{percent(first)} of the rounds, {'of' if single else 'in the group of'} the "
                 f"slowest {percent(last)}.",
                 rows=len(rows) if single else 16,
-                wide=True,
             )
         ],
     )
@@ -355,8 +375,8 @@ def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
         places = np.arange(len(shown))
         begin = np.zeros(len(shown))
         for number, part in enumerate(PARTS):
-            if not told:
-                break
+            if all(split is None or split[number] < _NEGLIGIBLE for split in splits):
+                continue
             width = np.array(
                 [
                     0.0 if split is None else split[number] * median
@@ -366,11 +386,10 @@ def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
             axes.barh(places, width, left=begin, color=_PART_COLOURS[number], label=part)
             begin += width
         rest = medians - begin
-        if (rest > 1e-9).any():
-            axes.barh(places, rest, left=begin, color="#8d8d8d", label="not told")
+        if (rest > _NEGLIGIBLE * medians).any():
+            axes.barh(places, rest, left=begin, color=_GREY, label="not told")
         axes.hlines(places, ends[0], ends[1], color=_INK, linewidth=1.2)
-        axes.set_yticks(places, names)
-        axes.invert_yaxis()
+        _name_rows(axes, names)
         axes.set_xlim(left=0)
         axes.set_xlabel("round trip [s]")
 
@@ -392,7 +411,6 @@ def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
                 f"fastest {names[-1]}, {seconds(medians[-1])}; the deadline {seconds(tau_max_s)}.",
                 rows=len(shown),
                 legend=told,
-                wide=True,
             )
         ],
     )
@@ -407,7 +425,6 @@ def _picture(
     *,
     rows: int = 0,
     legend: bool = False,
-    wide: bool = False,
 ) -> Picture:
     """Draw one pair of axes, transparent and with its text in the colour of the page.
 
@@ -421,8 +438,6 @@ def _picture(
         Names on the vertical axis, which need room.
     legend : bool
         Whether there is one, above the axes.
-    wide : bool
-        Whether it has the whole width of the page.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -449,7 +464,7 @@ def _picture(
     with matplotlib.rc_context(look), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # browsers have other fonts
         height = max(_HEIGHT, 0.24 * rows + 0.9) if rows else _HEIGHT
-        figure = Figure(figsize=(_WIDTH * (1.4 if wide else 1.0), height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         axes.grid(axis="x" if rows else "both")
@@ -473,8 +488,13 @@ def _bars(
 ) -> None:
     places = np.arange(len(names))
     axes.barh(places, values, color=colour)
-    axes.set_yticks(places, names)
-    axes.invert_yaxis()
+    _name_rows(axes, names)
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of horizontal bars, the first one on top."""
+    axes.set_yticks(np.arange(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def _names(clients: Sequence[ClientStory]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from server.fleet import FleetConfig
 from server.settings import Settings
 from simulation.config import SCENARIOS, SimulationConfig
 from simulation.recorded_run import RecordedRun
+from simulation.replay import FEW
 from simulation.web_page import installed_versions, listed_versions, render
 from simulation.wording import percent, plain, seconds
 
@@ -58,6 +60,7 @@ def report_page(run: RecordedRun, found: Answer, story: Story, *, command: str) 
         title=f"What scheduling saved: {plain(run.path.resolve().name)}",
         mark=MARK,
         answer=found,
+        tied=_tied,
         state=_state(run, story),
         numbers=_numbers(run, story),
         figures=draw_all(story, tau_max_s=run.tau_max_s, target=target),
@@ -100,12 +103,12 @@ def _numbers(run: RecordedRun, story: Story) -> list[tuple[str, str]]:
     num_rounds = run.num_rounds
     length_s = float(story.round_s.sum())
     late = sum(1 for client in story.clients if (client.joined or 1) > 1)
-    rare = sum(1 for client in story.clients if client.selections < 10)
+    rare = sum(1 for client in story.clients if client.selections < FEW)
     clients = f"{len(story.clients):,}, of which {run.num_selected:,} per round at most"
     if late:
-        clients += f"; {late:,} joined after the first round"
+        clients += f"; joined after the first round: {late:,}"
     if rare:
-        clients += f"; {rare:,} were selected fewer than 10 times"
+        clients += f"; selected fewer than {FEW} times: {rare:,}"
     steps = "every round changed the model"
     if summary["rounds_without_step"]:
         steps = f"{summary['rounds_without_step']:,} of {num_rounds:,}: {_kinds(story.no_step)}"
@@ -155,6 +158,11 @@ def _accuracy(story: Story) -> str:
     elif summary["target_accuracy"]:
         text += f"; the target of {_precise(summary['target_accuracy'])} was not reached"
     return text
+
+
+def _tied(text: str) -> str:
+    """Keep numbers and their units on one line."""
+    return re.sub(r"(?<=\d) (?=%|s\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def _precise(accuracy: float) -> str:

@@ -18,9 +18,12 @@ from strategies.flower import Arm, RoundRecord, failure_kind
 
 PARTS: Final = ("compute", "link", "network")
 """What a round trip is made of, as far as clients tell; the network is what remains."""
-SHORTFALL: Final = 0.01
-"""By how much a share may fall short of its floor and still count as kept."""
+_SHORTFALL: Final = 0.01
+_PART_OF_FLOOR: Final = 0.1
+"""By how much a share may fall short of its floor and still count as kept: the smaller counts."""
 _COLUMNS: Final = 100
+_COLUMN_ROUNDS: Final = 10
+"""Rounds in a column of the heat map, at least."""
 _EXPLAINED: Final = 0.01
 """What a round may last longer than its slowest answer, without anybody else having held it up."""
 
@@ -78,7 +81,8 @@ class ClientStory:
         if self.floor is None or self.share is None:
             return False
         owed = self.floor * self.rounds - self.selections
-        return self.share < self.floor - SHORTFALL and owed >= 1.0
+        allowed = min(_SHORTFALL, _PART_OF_FLOOR * self.floor)
+        return self.floor - self.share > allowed and owed >= 1.0
 
     def quantile_s(self, level: float) -> float | None:
         """Return a quantile of its round trips."""
@@ -212,7 +216,8 @@ def tell(run: RecordedRun, record: Record) -> Story:
     history = RunHistory(
         ArrayRecord(), target_accuracy=float(target) if isinstance(target, int | float) else 0.0
     )
-    edges = np.linspace(0, run.num_rounds, min(_COLUMNS, run.num_rounds) + 1).round().astype(int)
+    columns = max(1, min(_COLUMNS, run.num_rounds // _COLUMN_ROUNDS))
+    edges = np.linspace(0, run.num_rounds, columns + 1).round().astype(np.int64)
     column = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     heat = np.zeros((len(clients), len(edges) - 1))
     round_s = np.empty(run.num_rounds)
