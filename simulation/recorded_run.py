@@ -83,7 +83,11 @@ class RecordedRun:
             If one of them is damaged.
         """
         try:
-            yield from read_rounds(self.path, self.num_rounds, self.names)
+            for record in read_rounds(self.path, self.num_rounds, self.names):
+                if max([record.num_arms - 1, *record.available, *record.absent]) >= len(self.arms):
+                    allowed = f"a run whose arms.json has every client of round {record.round}"
+                    raise ConfigError("run", str(self.path), allowed)
+                yield record
         except ConfigError as error:
             raise ConfigError("run", str(self.path), error.allowed) from None
 

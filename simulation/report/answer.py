@@ -30,6 +30,8 @@ _LEARNING: Final = 10**6
 _WORK: Final = 2 * 10**7
 _RANDOM_WORK: Final = 10**8
 """Rounds times arms times repetitions that take some ten seconds, learning and at random."""
+_TINY_S: Final = 1e-12
+_LUCK: Final = 0.02
 _NOTABLE: Final = 0.01
 """Differences of sums and shares that are worth a sentence."""
 
@@ -46,11 +48,13 @@ class Answer:
         What it is compared with: ``random``; for a run at random, the default policy.
     recorded_s : float
         What the rounds took [s].
+    again_s : Estimate or None
+        What they take when the policy of the run is replayed, if it is part of the comparison [s].
     other_s : Estimate
         What they would have taken with the other policy [s].
     saved_s, saved_share : Estimate
         What scheduling saves against random selection [s], and as a share of random selection's
-        time; negative: it costs more.
+        time; negative: it costs more. The share is one of the means, its interval that of pairs.
     paired : bool
         Whether both are replayed and compared in pairs; else a replay stands against the record.
     num_rounds : int
@@ -64,6 +68,7 @@ class Answer:
     policy: str
     other: str
     recorded_s: float
+    again_s: Estimate | None
     other_s: Estimate
     saved_s: Estimate
     saved_share: Estimate
@@ -86,6 +91,8 @@ class Answer:
             took = f"Random selection took {seconds(self.recorded_s)}."
             other = f"Scheduling with {self.other}"
         low, high = self.other_s.low, self.other_s.high
+        if self.again_s and self._differs(self.again_s):
+            took = took[:-1] + f", and {seconds(self.again_s.mean)} on average when replayed."
         part = ""
         if self.num_rounds < self.of_rounds:
             part = f" for the first {self.num_rounds:,} of {self.of_rounds:,} rounds"
@@ -95,6 +102,11 @@ class Answer:
             f"{seconds(high, like=self.other_s.mean, unit=False)}):"
         )
         return f"{took} {would} {self.verdict}."
+
+    def _differs(self, again_s: Estimate) -> bool:
+        """Whether the run would not explain what is saved: it had good or bad luck."""
+        whole = self.num_rounds == self.of_rounds
+        return whole and abs(again_s.mean - self.recorded_s) > _LUCK * self.recorded_s
 
     @property
     def verdict(self) -> str:
@@ -154,13 +166,15 @@ def answer(record: Record, num_seeds: int | None = None) -> Answer:
     base_s = others.times_s
     if at_random:
         saved_s, base_s = -saved_s, ours_s
+    shares = spread(saved_s / np.maximum(base_s, _TINY_S))
     return Answer(
         policy=record.policy,
         other=other,
         recorded_s=record.time_s,
+        again_s=mine[0].time_s if paired else None,
         other_s=others.time_s,
         saved_s=spread(saved_s),
-        saved_share=spread(saved_s / np.maximum(base_s, 1e-12)),
+        saved_share=replace(shares, mean=float(saved_s.mean() / max(base_s.mean(), _TINY_S))),
         paired=paired,
         num_rounds=replayed.num_rounds,
         of_rounds=record.num_rounds,

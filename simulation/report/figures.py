@@ -199,7 +199,7 @@ def _stragglers(story: Story) -> ReportFigure:
     title = "Time lost to stragglers"
     worst = sorted(story.clients, key=lambda client: (-client.lost_s, -client.slowest))
     worst = [client for client in worst if client.slowest][:_MAX_BARS]
-    if not worst:
+    if not story.compared:
         return ReportFigure("stragglers", title, "No round had two clients to compare.", [])
     total_s = float(story.round_s.sum())
     several = sum(client.slowest > 0 for client in story.clients)
@@ -278,7 +278,9 @@ def _shares(story: Story) -> ReportFigure:
 
     kept = "There were no floors to keep."
     if some:
-        kept = "All floors were kept." if not missed else f"{missed:,} floors were missed."
+        kept = "All floors were kept."
+        if missed:
+            kept = f"{missed:,} of {len(clients):,} clients missed their floors."
     mark = " The line is its floor." if some and not many else ""
     alt = (
         f"Shares of {len(clients):,} clients, from {percent(float(shares.min()))} to "
@@ -463,7 +465,7 @@ def _picture(
     buffer = io.BytesIO()
     with matplotlib.rc_context(look), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # browsers have other fonts
-        height = max(_HEIGHT, 0.24 * rows + 0.9) if rows else _HEIGHT
+        height = max(1.5, 0.24 * rows + 0.9) if rows else _HEIGHT
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()

@@ -122,6 +122,12 @@ def _numbers(run: RecordedRun, story: Story) -> list[tuple[str, str]]:
     deadline = f"{seconds(run.tau_max_s)}"
     if suggested := summary["suggested_tau_max_s"]:
         deadline += f"; what was measured suggests {seconds(suggested)}"
+    lost = "no round had two clients to compare"
+    if story.compared:
+        lost = (
+            f"{seconds(story.lost_s)}, {percent(story.lost_s / length_s)} of the rounds: what they "
+            "would have been shorter without the slowest client of each"
+        )
     return [
         ("Scheduled by", plain(run.strategy)),
         ("Rounds", f"{num_rounds:,}, {seconds(length_s / num_rounds)} each on average"),
@@ -135,11 +141,7 @@ def _numbers(run: RecordedRun, story: Story) -> list[tuple[str, str]]:
         ("Failures", failures),
         ("Rounds without a step", steps if summary["rounds_without_step"] else f"none: {steps}"),
         ("Deadline", deadline),
-        (
-            "Lost to stragglers",
-            f"{seconds(story.lost_s)}, {percent(story.lost_s / length_s if length_s else 0.0)} of "
-            "the rounds: what they would have been shorter without the slowest client of each",
-        ),
+        ("Lost to stragglers", lost),
     ]
 
 

@@ -21,6 +21,8 @@ PARTS: Final = ("compute", "link", "network")
 _SHORTFALL: Final = 0.01
 _PART_OF_FLOOR: Final = 0.1
 """By how much a share may fall short of its floor and still count as kept: the smaller counts."""
+_LAG: Final = 6.0
+"""Rounds that even a policy which keeps its floors may lag for a while."""
 _COLUMNS: Final = 100
 _COLUMN_ROUNDS: Final = 10
 """Rounds in a column of the heat map, at least."""
@@ -77,12 +79,11 @@ class ClientStory:
 
     @property
     def missed(self) -> bool:
-        """Whether its floor was missed, by a round at least."""
+        """Whether its floor was missed, by more than what passes."""
         if self.floor is None or self.share is None:
             return False
-        owed = self.floor * self.rounds - self.selections
-        allowed = min(_SHORTFALL, _PART_OF_FLOOR * self.floor)
-        return self.floor - self.share > allowed and owed >= 1.0
+        short = self.floor - self.share
+        return short > min(_SHORTFALL, _PART_OF_FLOOR * self.floor) and short * self.rounds > _LAG
 
     def quantile_s(self, level: float) -> float | None:
         """Return a quantile of its round trips."""
@@ -145,6 +146,11 @@ class Story:
     def selections(self) -> int:
         """How often anybody was selected."""
         return sum(client.selections for client in self.clients)
+
+    @property
+    def compared(self) -> bool:
+        """Whether any round had two clients, one of which could be the slowest."""
+        return any(client.slowest for client in self.clients)
 
     @property
     def lost_s(self) -> float:
