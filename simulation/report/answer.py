@@ -27,6 +27,8 @@ SEEDS: Final = 100
 _FEWEST_SEEDS: Final = 20
 _LEARNING: Final = 10**6
 """Rounds times arms up to which a policy that learns is replayed over all rounds."""
+_SHORTENED: Final = 5 * 10**5
+"""The same of a replay that is cut short."""
 _WORK: Final = 2 * 10**7
 _RANDOM_WORK: Final = 10**8
 """Rounds times arms times repetitions that take some ten seconds, learning and at random."""
@@ -146,8 +148,8 @@ def answer(record: Record, num_seeds: int | None = None) -> Answer:
     notes = []
     replayed = record
     if at_random and not small:
-        replayed = _shortened(record, max(1, _LEARNING // len(record.names)))
-        work = _LEARNING
+        replayed = _shortened(record, max(1, _SHORTENED // len(record.names)))
+        work = replayed.num_rounds * len(record.names)
     if num_seeds is None:
         budget = _WORK if small or at_random else _RANDOM_WORK
         num_seeds = int(np.clip(budget // max(work, 1), _FEWEST_SEEDS, SEEDS))

@@ -41,6 +41,8 @@ _SPREAD_OUT: Final = 8.0
 _NEGLIGIBLE: Final = 0.001
 _MAX_BARS: Final = 25
 _MAX_ROWS: Final = 40
+_FEWEST_ROWS: Final = 7
+"""A heat map is as high as so many rows, for the scale beside it."""
 _LONGEST_NAME: Final = 22
 
 
@@ -349,7 +351,7 @@ def _heat(story: Story) -> ReportFigure:
                 f"Selections over the rounds. {'Of' if single else 'In the group of'} the fastest "
                 f"{percent(first)} of the rounds, {'of' if single else 'in the group of'} the "
                 f"slowest {percent(last)}.",
-                rows=len(rows) if single else 16,
+                rows=max(_FEWEST_ROWS, len(rows)) if single else 16,
             )
         ],
     )

@@ -157,6 +157,8 @@ def check_self_contained(text: str, page: Page) -> None:
     (policy,) = (a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a)
     assert (policy or "").startswith("default-src 'none'; img-src data:;")
     for svg in page.figures:
+        assert "currentColor" in svg
+        assert "#010203" not in svg
         for element in ET.fromstring(svg).iter():
             assert element.tag.rpartition("}")[2] not in ("script", "foreignObject", "a")
             for name, value in element.attrib.items():
@@ -338,6 +340,7 @@ def test_what_fails_fast_is_said_to_count_as_the_deadline(tmp_path: Path) -> Non
 
 def test_large_runs_are_replayed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_module, "_LEARNING", 400)
+    monkeypatch.setattr(answer_module, "_SHORTENED", 400)
     found = answer(read_record(a_run(tmp_path / "learning", steady(200))))
     assert not found.paired
     assert found.num_rounds == 200
