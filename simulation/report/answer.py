@@ -19,7 +19,7 @@ from simulation.replay import (
     reproduced,
     spread,
 )
-from simulation.wording import percent, seconds
+from simulation.wording import percent, plain, seconds
 
 RANDOM: Final = "random"
 SEEDS: Final = 100
@@ -87,7 +87,7 @@ class Answer:
     @property
     def sentence(self) -> str:
         """The answer, in one or two sentences."""
-        took = f"Scheduling with {self.policy} took {seconds(self.recorded_s)}."
+        took = f"Scheduling with {plain(self.policy)} took {seconds(self.recorded_s)}."
         other = "Random selection"
         if self.policy == RANDOM:
             took = f"Random selection took {seconds(self.recorded_s)}."
@@ -159,7 +159,8 @@ def answer(record: Record, num_seeds: int | None = None) -> Answer:
     whole = replayed.num_rounds == record.num_rounds
     if not mine:
         why = "cannot be replayed" if small else "takes long to replay in a run of this size"
-        notes.append(f"{record.policy} {why}: a replay of {other} stands against the record.")
+        who = plain(record.policy)
+        notes.append(f"{who} {why}: a replay of {other} stands against the record.")
     if not whole:
         notes.append("A policy that learns saves less in few rounds than in many.")
     paired = bool(mine) and (not whole or reproduced(record, found) is not False)
