@@ -162,10 +162,11 @@ def create_app(
                 directory = RunDirectory(run_dir, noted, disk_required=required)
             # On a SuperLink the ServerApp runs where the SuperLink was started.
             LOGGER.info("results go to %s", run_dir.resolve())
-            strategy.add_hook(directory.write_round)
+            # The arms first: whoever reads a round finds its clients in the list.
             strategy.add_hook(
                 lambda record, arrays: directory.note_arms(strategy.arms.arms, strategy.floors)
             )
+            strategy.add_hook(directory.write_round)
             if config.checkpoint_every:
                 strategy.require_savable()
                 checkpointer = Checkpointer(directory, config, strategy, timed)

@@ -62,6 +62,27 @@ def refuse_existing(path: Path) -> None:
         raise ConfigError("run-dir", str(path), "a folder that does not exist yet")
 
 
+def write_whole(target: Path, data: str | bytes) -> None:
+    """Replace a file as a whole: a reader sees the old or the new one.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; it bears the file's name, and nothing is left behind.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(target)) from None
+
+
 def lock_run(path: Path) -> filelock.BaseFileLock:
     """Claim a run directory for this process, until the lock is released or the process ends.
 
@@ -415,19 +436,7 @@ class RunDirectory:
             raise OSError(error.errno, error.strerror, str(self.path / ROUNDS)) from None
 
     def _write(self, name: str, data: str | bytes) -> None:
-        """Replace a file as a whole: a reader sees the old or the new one."""
-        target = self.path / name
-        temporary = target.with_name(f".{name}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise OSError(error.errno, error.strerror, str(target)) from None
+        write_whole(self.path / name, data)
 
 
 class _QuietFileHandler(logging.FileHandler):

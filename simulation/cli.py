@@ -30,6 +30,7 @@ from .league.command import league
 from .paper.command import paper, paper_page
 from .progress import RunProgress
 from .replay_command import replay_command
+from .report.command import report_command
 from .watch_command import watch
 
 _COMPARED = {
@@ -138,6 +139,7 @@ cli.add_command(league)
 cli.add_command(paper)
 cli.add_command(paper_page)
 cli.add_command(replay_command)
+cli.add_command(report_command)
 cli.add_command(watch)
 
 

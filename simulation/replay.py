@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from server.run_directory import count_rounds, read_rounds
+from server.run_directory import MAX_LISTED_ARMS
 from simulation.environment import RoundDraw
 from simulation.paper.estimate import Estimate
+from simulation.recorded_run import RecordedRun, open_run
 from simulation.study import Contender, StudyResult, run_study
+from simulation.wording import plain
 from strategies import POLICIES
 from strategies.base import BoolArray, ConfigError, FloatArray, IntArray
-from strategies.flower import RoundRecord
 
 RECORDED: Final = "recorded"
 """Label of the policy that made the record, run again."""
 FEW: Final = 10
 """Below so many recorded rounds little is known of a client."""
+_ENOUGH: Final = 20
+"""With fewer repetitions an interval says little."""
+_PARAMS: Final = ("beta", "truncate")
+_CHANGED: Final = 1.25
+_CHANCE: Final = 0.001
+"""How rarely a record is called changed that is not."""
 _MOST_SAMPLES: Final = 2000
 _BLOCK: Final = 64
 _INTERVAL: Final = (0.025, 0.975)
@@ -51,8 +56,13 @@ class Record:
         Who belonged to the fleet.
     floors : tuple of float
         Participation floors; empty: none.
+    params : mapping
+        Settings of the run that some policies take as parameters of their own.
     time_s : float
-        Sum of the recorded rounds' lengths, as the study counts them [s].
+        Sum of the recorded rounds' lengths, as the study counts them: whoever fails takes the whole
+        deadline [s].
+    measured_s : float
+        The same as it was measured [s].
     """
 
     names: tuple[str, ...]
@@ -64,7 +74,9 @@ class Record:
     available: BoolArray
     member: BoolArray
     floors: tuple[float, ...]
+    params: Mapping[str, Any]
     time_s: float
+    measured_s: float
 
 
 def read_record(run_dir: Path) -> Record:
@@ -75,25 +87,33 @@ def read_record(run_dir: Path) -> Record:
     ConfigError
         If it is none, or has no rounds.
     """
-    try:
-        config = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
-        arms = json.loads((run_dir / "arms.json").read_text(encoding="utf-8"))
-        names = [str(arm["name"]) for arm in arms]
-        floors = [arm["floor"] for arm in arms]
-        strategy = str(config["strategy"])
-        num_selected, tau_max_s = int(config["num-selected"]), float(config["tau-max-s"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise ConfigError("run", str(run_dir), f"a run directory ({reason})") from None
-    num_rounds = count_rounds(run_dir)
-    if not num_rounds:
-        raise ConfigError("run", str(run_dir), "a run with rounds")
-    samples: list[list[float]] = [[] for _ in names]
-    available = np.zeros((num_rounds, len(names)), dtype=np.bool_)
+    return record_of(open_run(run_dir))
+
+
+def record_of(run: RecordedRun) -> Record:
+    """Return what the rounds of a run say of its clients.
+
+    Where a round does not list who was available, which large fleets leave out, it was those who
+    were selected and, of the others, as many as there were, drawn at random.
+
+    Raises
+    ------
+    ConfigError
+        If nobody was ever selected, or a round is damaged.
+    """
+    num_rounds, tau_max_s = run.num_rounds, run.tau_max_s
+    samples: list[list[float]] = [[] for _ in run.arms]
+    available = np.zeros((num_rounds, len(run.arms)), dtype=np.bool_)
     member = np.zeros_like(available)
-    time_s = 0.0
-    for row, record in enumerate(_rounds(run_dir, num_rounds, names)):
-        available[row, record.available] = True
+    rng = np.random.default_rng(0)
+    time_s = measured_s = 0.0
+    for row, record in enumerate(run.rounds()):
+        if record.num_arms > MAX_LISTED_ARMS:
+            drawn = rng.random(record.num_arms)
+            drawn[record.selected] = -1.0
+            available[row, np.argsort(drawn)[: len(record.available)]] = True
+        else:
+            available[row, record.available] = True
         member[row, : record.num_arms] = True
         member[row, record.absent] = False
         slowest_s = 0.0
@@ -102,27 +122,23 @@ def read_record(run_dir: Path) -> Record:
             samples[arm].append(rtt_s if done and rtt_s is not None else np.inf)
             slowest_s = max(slowest_s, min(samples[arm][-1], tau_max_s))
         time_s += slowest_s
+        measured_s += record.round_s
     if not any(samples):
-        raise ConfigError("run", str(run_dir), "a run in which somebody was selected")
+        raise ConfigError("run", str(run.path), "a run in which somebody was selected")
     return Record(
-        names=tuple(names),
-        policy=strategy,
-        num_selected=num_selected,
+        names=run.names,
+        policy=run.strategy,
+        num_selected=run.num_selected,
         num_rounds=num_rounds,
         tau_max_s=tau_max_s,
         samples_s=tuple(np.array(values) for values in samples),
         available=available,
         member=member,
-        floors=tuple(floors) if all(floor is not None for floor in floors) else (),
+        floors=run.floors,
+        params={key: run.config[key] for key in _PARAMS if key in run.config},
         time_s=time_s,
+        measured_s=measured_s,
     )
-
-
-def _rounds(run_dir: Path, num_rounds: int, names: Sequence[str]) -> Iterator[RoundRecord]:
-    try:
-        yield from read_rounds(run_dir, num_rounds, names)
-    except ConfigError as error:
-        raise ConfigError("run", str(run_dir), error.allowed) from None
 
 
 class RecordedFleet:
@@ -204,21 +220,40 @@ class Replayed:
     ----------
     policy : str
         Who.
-    time_s : Estimate
-        Total time; the interval holds 95 % of the repetitions, each with another law that the
-        record may come from and other draws [s].
+    times_s : (num_seeds,) float64
+        Total time of each repetition, which all policies of a replay share: differences of pairs
+        say what one policy saves against another [s].
     little_known : float
         Share of its selections that fell on clients of whom fewer than ten rounds were recorded:
         how much of the answer the record does not say.
     """
 
     policy: str
-    time_s: Estimate
+    times_s: FloatArray = field(repr=False)
     little_known: float
+
+    @property
+    def time_s(self) -> Estimate:
+        """Total time; see :func:`spread` [s]."""
+        return spread(self.times_s)
+
+
+def spread(values: FloatArray) -> Estimate:
+    """Return a mean and what 95 % of the repetitions lie between.
+
+    Each repetition has another law that the record may come from, and other draws.
+    """
+    low, high = np.quantile(values, _INTERVAL)
+    return Estimate(float(values.mean()), float(low), float(high), values.size)
 
 
 def replay(
-    record: Record, policies: Sequence[str], *, num_seeds: int = 100, seed: int = 0
+    record: Record,
+    policies: Sequence[str],
+    *,
+    num_seeds: int = 100,
+    seed: int = 0,
+    again: bool = True,
 ) -> list[Replayed]:
     """Run policies on what was recorded, the one that made the record first.
 
@@ -232,6 +267,8 @@ def replay(
         Repetitions.
     seed : int
         Seed.
+    again : bool
+        Whether to run the policy that made the record, as :data:`RECORDED`, if that can be done.
 
     Raises
     ------
@@ -239,12 +276,10 @@ def replay(
         If a policy needs what was not recorded.
     """
     for name in policies:
-        spec = POLICIES.get(name)
-        if spec is None or spec.needs or "expected_time_s" in spec.parameters():
+        if not _replayable(name):
             raise ConfigError("strategy", name, "a policy that learns from times alone")
     contenders = {name: _contender(record, name) for name in policies}
-    again = POLICIES.get(record.policy)
-    if again is not None and not again.needs:
+    if again and _replayable(record.policy):
         contenders = {RECORDED: _contender(record, record.policy), **contenders}
     results = run_study(
         contenders,
@@ -259,17 +294,77 @@ def replay(
     return [_replayed(name, result, few) for name, result in results.items()]
 
 
+def reproduced(record: Record, found: Sequence[Replayed]) -> bool | None:
+    """Return whether a record comes out of its own policy; ``None``: too little to tell."""
+    again = next((each.time_s for each in found if each.policy == RECORDED), None)
+    if again is None or again.count < _ENOUGH:
+        return None
+    return again.low <= record.time_s <= again.high
+
+
+def caveats(record: Record, found: Sequence[Replayed]) -> list[str]:
+    """Return what the record cannot say, in sentences."""
+    lines = []
+    if reproduced(record, found) is False:
+        lines.append(
+            "The policy of the record does not come out at what was recorded: times have changed "
+            "in the course of the run, or depend on each other. Take the differences for a hint."
+        )
+    if changed := changed_arms(record):
+        lines.append(
+            f"Between the first and the second half of their rounds, the times of "
+            f"{_listed(record, changed)} changed by more than a quarter; replays mix the two."
+        )
+    rare = [arm for arm, values in enumerate(record.samples_s) if values.size < FEW]
+    if rare:
+        lines.append(
+            f"Fewer than {FEW} rounds were recorded of {_listed(record, rare)}: what is played of "
+            "them is a guess."
+        )
+    return lines
+
+
+def changed_arms(record: Record) -> list[int]:
+    """Return the arms whose times have changed in the course of the run.
+
+    Those whose median time is another by a quarter in the second half of their rounds than in the
+    first, where the rank-sum test says that this is no chance.
+    """
+    from scipy.stats import mannwhitneyu
+
+    changed = []
+    for arm, values in enumerate(record.samples_s):
+        if values.size < 2 * FEW:
+            continue
+        halves = np.array_split(np.minimum(values, record.tau_max_s), 2)
+        first_s, second_s = (float(np.median(half)) for half in halves)
+        if max(first_s, second_s) <= _CHANGED * min(first_s, second_s):
+            continue
+        chance = float(mannwhitneyu(*halves, method="asymptotic").pvalue)
+        if chance < _CHANCE / len(record.names):
+            changed.append(arm)
+    return changed
+
+
+def _listed(record: Record, arms: Sequence[int]) -> str:
+    names = ", ".join(plain(record.names[arm]) for arm in arms[:5])
+    return names + (f" and {len(arms) - 5} more" if len(arms) > 5 else "")
+
+
+def _replayable(name: str) -> bool:
+    spec = POLICIES.get(name)
+    return spec is not None and not spec.needs and "expected_time_s" not in spec.parameters()
+
+
 def _contender(record: Record, name: str) -> Contender:
-    floors: dict[str, Any] = {}
-    if record.floors and "min_participation" in POLICIES[name].parameters():
-        floors = {"min_participation": list(record.floors)}
-    return Contender(name, floors)
+    taken = POLICIES[name].parameters()
+    params = {key: value for key, value in record.params.items() if key in taken}
+    if record.floors and "min_participation" in taken:
+        params["min_participation"] = list(record.floors)
+    return Contender(name, params)
 
 
 def _replayed(name: str, result: StudyResult, few: BoolArray) -> Replayed:
-    times_s = result.total_time_s
-    low, high = np.quantile(times_s, _INTERVAL)
     plays = result.play_count.sum(axis=0)
     share = float(plays[few].sum() / max(plays.sum(), 1))
-    found = Estimate(float(times_s.mean()), float(low), float(high), times_s.size)
-    return Replayed(name, found, share)
+    return Replayed(name, result.total_time_s, share)

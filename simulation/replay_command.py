@@ -13,10 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from server.command_line import stoppable
-from simulation.replay import FEW, RECORDED, Record, Replayed, read_record, replay
+from simulation.replay import RECORDED, Record, Replayed, caveats, read_record, replay
 
-_ENOUGH: Final = 20
-"""With fewer repetitions an interval says little."""
 _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
 
 
@@ -39,14 +37,21 @@ def replay_command(run: Path, strategies: Sequence[str], seeds: int, as_json: bo
     if as_json:
         told = {
             "recorded_s": record.time_s,
-            "replayed": list(map(asdict, found)),
-            "caveats": _caveats(record, found),
+            "replayed": [
+                {
+                    "policy": each.policy,
+                    "time_s": asdict(each.time_s),
+                    "little_known": each.little_known,
+                }
+                for each in found
+            ],
+            "caveats": caveats(record, found),
         }
         click.echo(json.dumps(told))
         return
     console = Console()
     console.print(_table(record, found))
-    for line in _caveats(record, found):
+    for line in caveats(record, found):
         console.print(line, highlight=False, markup=False)
 
 
@@ -69,29 +74,3 @@ def _table(record: Record, found: Sequence[Replayed]) -> Table:
             f"{each.little_known:.0%}",
         )
     return table
-
-
-def _caveats(record: Record, found: Sequence[Replayed]) -> list[str]:
-    """Return what the record cannot say."""
-    lines = []
-    again = next((each.time_s for each in found if each.policy == RECORDED), None)
-    if (
-        again is not None
-        and again.count >= _ENOUGH
-        and not again.low <= record.time_s <= again.high
-    ):
-        lines.append(
-            "The policy of the record does not come out at what was recorded: times have changed "
-            "in the course of the run, or depend on each other. Take the differences for a hint."
-        )
-    rare = [
-        name
-        for name, values in zip(record.names, record.samples_s, strict=True)
-        if values.size < FEW
-    ]
-    if rare:
-        shown = ", ".join(rare[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else "")
-        lines.append(
-            f"Fewer than {FEW} rounds were recorded of {shown}: what is played of them is a guess."
-        )
-    return lines

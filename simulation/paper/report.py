@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import platform
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
+
+from simulation.web_page import installed_versions, listed_versions, render
 
 from .claims import DOES_NOT_HOLD, HOLDS, NOT_RESOLVED, Claim
 from .config import PaperConfig
@@ -19,7 +18,6 @@ from .figures import FigureData
 SCHEMA: Final = 1
 """Version of ``results.json``."""
 _TITLE: Final = "What the paper claims and what we measure"
-_VERSIONS: Final = ("flower-client-scheduling", "flwr", "torch", "numpy", "scipy")
 
 
 def results_of(
@@ -43,7 +41,7 @@ def results_of(
         "command": command,
         "quick": quick,
         "commit": _commit(),
-        "versions": {"python": platform.python_version()} | _installed(),
+        "versions": installed_versions(),
         "settings": dict(config.to_mapping()),
         "claims": [claim.to_dict() for claim in claims],
     }
@@ -65,26 +63,24 @@ def write_report(
     folder : Path
         Where their SVG files are.
     """
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(loader=PackageLoader("simulation.paper", "."), autoescape=True)
-    environment.filters["shown"] = shown
     shown_figures = [
         {
             "name": figure.name,
             "title": figure.title,
             "caption": figure.caption,
             "curves": _curves(figure),
-            "width_rem": 24 * min(3, len(figure.panels)),
-            "svg": base64.b64encode((folder / f"{figure.name}.svg").read_bytes()).decode(),
+            "columns": min(3, len(figure.panels)),
+            "svg": (folder / f"{figure.name}.svg").read_bytes(),
         }
         for figure in figures
     ]
-    text = environment.get_template("report.html.j2").render(
+    text = render(
+        "paper/report.html.j2",
         title=_TITLE,
         counts=_counts(results),
         figures=shown_figures,
-        versions=_versions(results),
+        versions=listed_versions(results["versions"]),
+        shown=shown,
         **{key: results[key] for key in ("quick", "command", "commit", "settings", "claims")},
     )
     path.write_text(text, encoding="utf-8")
@@ -114,7 +110,8 @@ def page(results: Mapping[str, Any]) -> str:
         "$ python -m simulation paper-page docs/paper-results.json docs/paper.md",
         "```",
         "",
-        f"{_versions(results)}; commit {results['commit']}; seed {results['settings']['seed']}.",
+        f"{listed_versions(results['versions'])}; commit {results['commit']}; "
+        f"seed {results['settings']['seed']}.",
         "",
         "| claim | measured | estimate | verdict |",
         "|---|---|---|---|",
@@ -162,10 +159,6 @@ def _counts(results: Mapping[str, Any]) -> dict[str, int]:
     return {verdict: counts[verdict] for verdict in (HOLDS, DOES_NOT_HOLD, NOT_RESOLVED)}
 
 
-def _versions(results: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-
-
 def _curves(figure: FigureData) -> str:
     """Return what a screen reader says of a figure: where its curves end."""
     parts = []
@@ -176,16 +169,6 @@ def _curves(figure: FigureData) -> str:
             ends = [f"{curve.label} {curve.mean[-1]:.3g}" for curve in panel.curves]
         parts.append(f"{panel.title or panel.y_label}, at the end: " + ", ".join(ends))
     return "; ".join(parts)
-
-
-def _installed() -> dict[str, str]:
-    found = {}
-    for name in _VERSIONS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # a checkout that is not installed
-            continue
-    return found
 
 
 def _commit() -> str:
