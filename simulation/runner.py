@@ -15,7 +15,7 @@ from flwr.app import Context, RecordDict
 
 from client.partition import build_partition
 from server.app import build_strategy, create_app
-from server.run_directory import TRUTH, load_model, read_rounds
+from server.run_directory import TRUTH, load_model, read_rounds, write_whole
 from strategies import POLICIES, ConfigError, check_feasibility, parse_floors
 from strategies.flower import RoundHook, RoundRecord
 
@@ -146,7 +146,7 @@ class Simulation:
             }
             for t in environment.regimes
         ]
-        (Path(self.config.run_dir) / TRUTH).write_text(json.dumps(truth) + "\n")
+        write_whole(Path(self.config.run_dir) / TRUTH, json.dumps(truth) + "\n")
 
     def _refuse_infeasible_floors(self, num_examples: list[int]) -> None:
         config = self.config

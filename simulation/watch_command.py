@@ -34,10 +34,11 @@ def watch(run: Path, address: str, save: Path | None) -> None:
     if save is not None:
         from server.page.run_view import RunView
         from server.page.saved import saved_page
+        from server.run_directory import write_whole
 
         view = RunView(run)
         view.refresh()
-        save.write_text(saved_page(view), encoding="utf-8")
+        write_whole(save, saved_page(view))
         click.echo(save)
         return
     serve_until_stopped(run, address)

@@ -33,6 +33,8 @@ _QUIET_S: Final = 3 * HEARTBEAT_S
 _RECENT: Final = 50
 """Rounds by which the rest of a run is estimated."""
 _DIGITS: Final = 6
+_ROUNDING: Final = 1e-6
+"""Relative difference of scores that recording them may have made."""
 
 FloatArray = NDArray[np.float64]
 
@@ -97,8 +99,8 @@ class RunView:
     def round(self, number: int) -> dict[str, Any] | None:
         """Return a round with the scores of all clients, ready for JSON; ``None``: there is none.
 
-        ``cut`` is the score of the last client that was selected, ``tied`` how many available
-        clients had the same when not all of them could be. Infinite scores are ``"inf"`` and
+        ``cut`` is the score of the last client that was selected, ``tied`` are the available
+        clients that had the same, where not all of them could be. Infinite scores are ``"inf"`` and
         ``"-inf"``.
         """
         if not 1 <= number <= self.num_rounds:
@@ -498,15 +500,18 @@ class RunView:
 
 
 def _scores_json(scores: Scores, selected: Sequence[int]) -> dict[str, Any]:
-    score = np.sum(list(scores.parts.values()), axis=0, dtype=np.float64)
-    score = np.broadcast_to(score, scores.available.shape)
+    parts = np.array([np.zeros(scores.available.size), *scores.parts.values()], dtype=np.float64)
+    score = parts.sum(axis=0)
     chosen = np.zeros(score.shape, dtype=np.bool_)
     chosen[list(selected)] = True
-    cut, tied = None, 0
+    cut, tied = None, np.zeros(0, dtype=np.int64)
     if scores.rule != "drawn" and chosen.any():
         cut = score[chosen].min() if scores.rule == "largest" else score[chosen].max()
-        at_cut = scores.available & (score == cut)
-        tied = int(at_cut.sum()) if (at_cut & ~chosen).any() else 0
+        with np.errstate(invalid="ignore"):  # parts that were equal before they were rounded
+            near = np.abs(score - cut) <= _ROUNDING * np.abs(parts).sum(axis=0)
+        at_cut = scores.available & (near | (score == cut))
+        if (at_cut & ~chosen).any():
+            tied = np.flatnonzero(at_cut)
     return {
         "rule": scores.rule,
         "unit": scores.unit,
@@ -516,7 +521,7 @@ def _scores_json(scores: Scores, selected: Sequence[int]) -> dict[str, Any]:
         "tie_break": None if scores.tie_break is None else _numbers(scores.tie_break),
         "owed": None if scores.owed is None else _numbers(scores.owed),
         "cut": None if cut is None else _number(cut),
-        "tied": tied,
+        "tied": tied.tolist(),
     }
 
 

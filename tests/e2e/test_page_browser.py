@@ -245,6 +245,7 @@ def test_why_a_client_was_picked_in_a_round(browser: Browser, finished: Path) ->
         assert numbers is not None, sentence
         total, *parts = (float(number) for number in numbers.groups())
         assert sum(parts) == pytest.approx(total, abs=0.01)
+        page.screenshot(path=PICTURES / "page-why.png")
         page.fill("#why-client", f"client-{missed + 1}")
         assert "was not picked in round 12" in visit.text("#why-sentence")
         page.fill("#why-client", f"client-{gone + 1}")

@@ -144,13 +144,26 @@ def test_a_round_has_scores_cut_and_ties(run: Run) -> None:
     assert second is not None
     assert first["names"] == NAMES
     scores = first["scores"]
-    assert (scores["rule"], scores["cut"], scores["tied"]) == ("largest", 0.5, 0)
+    assert (scores["rule"], scores["cut"], scores["tied"]) == ("largest", 0.5, [])
     assert scores["score"] == [1.0, 0.5, 0.25]
     assert scores["parts"] == {"mean": [0.5, 0.25, 0.125], "queue": [0.5, 0.25, 0.125]}
     assert scores["available"] == [True, True, False]
     scores = second["scores"]
     assert scores["score"] == [1.0, 1.0, "-inf"]
-    assert (scores["cut"], scores["tied"]) == (1.0, 2), "one of two that were equal was taken"
+    assert (scores["cut"], scores["tied"]) == (1.0, [0, 1]), "one of two that were equal"
+
+
+def test_scores_that_were_equal_before_they_were_recorded_are_tied(run: Run) -> None:
+    mean = np.array([0.1, 0.7, 0.3])
+    equal = Explanation("largest", "", {"mean": mean, "bonus": 0.9 - mean})
+    run.write(record(1, explanation=equal, available=[0, 1, 2], selected=[1], names=["x"],
+                     rtt_s=[1.0], completed=[True], reason=[None], compute_s=[None],
+                     link_s=[None]))  # fmt: skip
+    view = RunView(run.path)
+    view.refresh()
+    found = view.round(1)
+    assert found is not None
+    assert found["scores"]["tied"] == [0, 1, 2]
 
 
 def test_it_follows_a_run_as_it_grows_and_sees_no_half_line(run: Run) -> None:

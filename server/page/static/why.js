@@ -162,7 +162,7 @@ const Why = (() => {
   function cutRow(columns, below) {
     const scores = shown.scores;
     const cut = scores.cut == null ? "" : ` at ${Format.number(scores.cut)}`;
-    const tied = scores.tied ? `, ${scores.tied} clients tied there: decided by ${scores.tie_break ? "the index before truncation, then by lot" : "lot"}` : "";
+    const tied = scores.tied.length ? `, ${scores.tied.length} clients tied there: decided by ${scores.tie_break ? "the index before truncation, then by lot" : "lot"}` : "";
     const text = scores.rule === "drawn" ? "below: not drawn" : `cut${cut}${tied}`;
     return make("tr", { class: "cut" }, make("td", { colspan: columns }, below ? text : `${text}; nobody who was available is left out`));
   }
@@ -193,9 +193,9 @@ const Why = (() => {
     const sum = `${Format.number(scores.score[arm])}${unit}${parts.length > 1 ? ` = ${parts.join(" + ").replaceAll("+ −", "− ")}` : ""}`;
     const verdict = `${name} was ${picked ? "picked" : "not picked"} ${when}`;
     if (scores.rule === "drawn") return `${verdict}: it was drawn for, with ${sum || "equal chances"}.`;
-    const cut = Format.value(scores.cut), own = Format.value(scores.score[arm]);
     let how = `rank ${rank} of ${free} with ${sum}`;
-    if (own === cut && scores.tied) how += `, tied with ${scores.tied - 1} others at the cut; ${scores.tie_break ? "the index before truncation and then a lot" : "a lot"} decided`;
+    const others = scores.tied.length - 1;
+    if (scores.tied.includes(arm)) how += `, tied with ${others} ${others === 1 ? "other" : "others"} at the cut; ${scores.tie_break ? "the index before truncation and then a lot" : "a lot"} decided`;
     else if (picked && free > shown.selected.length) how += `; the cut was at ${Format.number(scores.cut)}`;
     else if (!picked) how += `; the cut was at ${Format.number(scores.cut)}${unit}`;
     const first = scores.score[arm] === "inf" || scores.score[arm] === "-inf";
