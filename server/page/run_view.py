@@ -509,7 +509,7 @@ def _scores_json(scores: Scores, selected: Sequence[int]) -> dict[str, Any]:
         cut = score[chosen].min() if scores.rule == "largest" else score[chosen].max()
         with np.errstate(invalid="ignore"):  # parts that were equal before they were rounded
             near = np.abs(score - cut) <= _ROUNDING * np.abs(parts).sum(axis=0)
-        at_cut = scores.available & (near | (score == cut))
+        at_cut = scores.available & ((near & np.isfinite(score)) | (score == cut))
         if (at_cut & ~chosen).any():
             tied = np.flatnonzero(at_cut)
     return {
