@@ -207,7 +207,8 @@ def create_app(
                 finish(RunStatus.FAILED)
             raise
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)
+            # Flower's own programs turn a signal into SystemExit (flwr 1.42).
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             finish(RunStatus.KILLED if stopped else RunStatus.FAILED)
             raise
         finish(RunStatus.FINISHED)
