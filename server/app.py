@@ -27,7 +27,7 @@ from .resume import Checkpointer, load_checkpoint, restore
 from .round_log import RoundLog
 from .round_metrics import RoundMetrics
 from .run_directory import RunDirectory, load_model, lock_run, refuse_existing
-from .trackers import RunStatus, TrackedRun, Trackers, require_trackers, tracker_names
+from .trackers import RunEnd, TrackedRun, Trackers, require_trackers, tracker_names
 
 
 def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> ScheduledStrategy:
@@ -179,15 +179,15 @@ def create_app(
             strategy.add_hook(hook)
         on_strategy(strategy)
 
-        def finish(status: RunStatus) -> None:
+        def finish(status: RunEnd) -> None:
             summary = None
             try:
                 summary = _write_end(history, strategy, config, directory)
                 on_summary(summary)
-                if status is not RunStatus.FAILED and checkpointer and directory is not None:
+                if status is not RunEnd.FAILED and checkpointer and directory is not None:
                     checkpointer.finish(directory.count_rounds(), history.arrays)
             except BaseException:
-                status = RunStatus.FAILED
+                status = RunEnd.FAILED
                 raise
             finally:
                 try:
@@ -204,14 +204,14 @@ def create_app(
             strategy.start(timed, history.arrays, num_rounds=num_rounds, evaluate_fn=evaluate)
         except OSError:  # the disk is full, say: a second fault must not hide the first
             with suppress(OSError):
-                finish(RunStatus.FAILED)
+                finish(RunEnd.FAILED)
             raise
         except BaseException as error:
             # Flower's own programs turn a signal into SystemExit (flwr 1.42).
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-            finish(RunStatus.KILLED if stopped else RunStatus.FAILED)
+            finish(RunEnd.KILLED if stopped else RunEnd.FAILED)
             raise
-        finish(RunStatus.FINISHED)
+        finish(RunEnd.FINISHED)
 
     return server_app
 

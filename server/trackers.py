@@ -43,7 +43,7 @@ _DRAIN_S: Final = 30.0
 _T = TypeVar("_T")
 
 
-class RunStatus(Enum):
+class RunEnd(Enum):
     """How a run ended."""
 
     FINISHED = "finished"
@@ -146,18 +146,21 @@ class Tracker(ABC):
         """Report rounds, in order."""
 
     @abstractmethod
-    def end(self, status: RunStatus, step: int, summary: Mapping[str, float]) -> None:
+    def end(self, status: RunEnd, step: int, summary: Mapping[str, float]) -> None:
         """Close the run.
 
         Parameters
         ----------
-        status : RunStatus
+        status : RunEnd
             How it ended.
         step : int
             The last round.
         summary : mapping
             The run in numbers.
         """
+
+    def abandon(self) -> None:  # noqa: B027
+        """Let go of what is open, after a fault; nothing else is called then."""
 
 
 class TensorBoardTracker(Tracker):
@@ -190,7 +193,8 @@ class TensorBoardTracker(Tracker):
         seconds, rest = divmod(time.time_ns(), 10**9)
         # Event files are read in the order of their names.
         name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = self._record_writer((folder / name).open("wb"))
+        # Unbuffered: on a full disk nothing is left that fails again at the end of the process.
+        self._writer = self._record_writer((folder / name).open("wb", buffering=0))
         self._write(file_version="brain.Event:2")
         if resumed:
             start = self._session_log(status=self._session_log.START)
@@ -206,11 +210,11 @@ class TensorBoardTracker(Tracker):
             self._write_scalars(point.metrics, point.step, point.time_s)
         self._writer.flush()
 
-    def end(self, status: RunStatus, step: int, summary: Mapping[str, float]) -> None:
+    def end(self, status: RunEnd, step: int, summary: Mapping[str, float]) -> None:
         """Write the summary, and how the run ended, for the tabs of scalars, text and settings."""
         self._write_scalars(summary, step)
         self._write_text("status", status.value, step)
-        finished = status is RunStatus.FINISHED
+        finished = status is RunEnd.FINISHED
         ended = self._hparams_data.SessionEndInfo(
             status=self._status.STATUS_SUCCESS if finished else self._status.STATUS_FAILURE,
             end_time_secs=time.time(),
@@ -224,6 +228,11 @@ class TensorBoardTracker(Tracker):
         )
         self._write(step=step, summary=found)
         self._writer.close()
+
+    def abandon(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
 
     def _write_scalars(
         self, values: Mapping[str, float], step: int, time_s: float | None = None
@@ -257,9 +266,9 @@ class MlflowTracker(Tracker):
     _MOST_PARAMS: Final = 100
     _LONGEST: Final = 5000
     _STATUS: Final = {
-        RunStatus.FINISHED: "FINISHED",
-        RunStatus.FAILED: "FAILED",
-        RunStatus.KILLED: "KILLED",
+        RunEnd.FINISHED: "FINISHED",
+        RunEnd.FAILED: "FAILED",
+        RunEnd.KILLED: "KILLED",
     }
 
     def __init__(self) -> None:
@@ -315,7 +324,7 @@ class MlflowTracker(Tracker):
             for key, value in point.metrics.items()
         )
 
-    def end(self, status: RunStatus, step: int, summary: Mapping[str, float]) -> None:
+    def end(self, status: RunEnd, step: int, summary: Mapping[str, float]) -> None:
         """Report the summary, and how the run ended."""
         self._log((key, value, time.time(), step) for key, value in summary.items())
         self._client.set_terminated(self._run_id, status=self._STATUS[status])
@@ -330,11 +339,14 @@ class MlflowTracker(Tracker):
         experiment = os.environ.get("MLFLOW_EXPERIMENT_ID", "")
         if not experiment:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _PROJECT
-            found = self._client.get_experiment_by_name(name)
-            if found is not None:
-                experiment = found.experiment_id
-            else:
-                experiment = self._client.create_experiment(name, artifact_location=artifacts)
+            if (found := self._client.get_experiment_by_name(name)) is None:
+                # Another run that begins now may be faster.
+                with suppress(self._mlflow.exceptions.MlflowException):
+                    self._client.create_experiment(name, artifact_location=artifacts)
+                found = self._client.get_experiment_by_name(name)
+            if found is None:
+                raise OSError(f"no experiment {name}, and none can be created")
+            experiment = found.experiment_id
         begin_ms = round(1000 * run.begin_s)
         created = self._client.create_run(experiment, start_time=begin_ms, run_name=run.name)
         return str(created.info.run_id)
@@ -359,7 +371,7 @@ class WandbTracker(Tracker):
     """
 
     package = "wandb"
-    _EXIT_CODES: Final = {RunStatus.FINISHED: 0, RunStatus.FAILED: 1, RunStatus.KILLED: 255}
+    _EXIT_CODES: Final = {RunEnd.FINISHED: 0, RunEnd.FAILED: 1, RunEnd.KILLED: 255}
 
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -410,7 +422,7 @@ class WandbTracker(Tracker):
         for point in points:
             self._run.log(point.metrics, step=point.step)
 
-    def end(self, status: RunStatus, step: int, summary: Mapping[str, float]) -> None:
+    def end(self, status: RunEnd, step: int, summary: Mapping[str, float]) -> None:
         """Report the summary, and how the run ended."""
         self._run.summary.update({**summary, "status": status.value})
         self._run.finish(exit_code=self._EXIT_CODES[status])
@@ -501,12 +513,12 @@ class Trackers:
         for writer in self._writers:
             writer.log(point)
 
-    def end(self, status: RunStatus, summary: Mapping[str, Any] | None) -> None:
+    def end(self, status: RunEnd, summary: Mapping[str, Any] | None) -> None:
         """Close the run everywhere, and wait for that within bounds.
 
         Parameters
         ----------
-        status : RunStatus
+        status : RunEnd
             How it ended.
         summary : mapping, optional
             As in ``summary.json``; ``None`` if there is none.
@@ -563,7 +575,7 @@ class _Writer:
             self._waiting.append(point)
             self._changed.notify_all()
 
-    def end(self, status: RunStatus, summary: Mapping[str, float]) -> None:
+    def end(self, status: RunEnd, summary: Mapping[str, float]) -> None:
         """Have the run closed once all rounds were taken."""
         with self._changed:
             step = self._last_step
@@ -583,7 +595,7 @@ class _Writer:
                     break
         with self._changed:
             if self._num_lost:
-                LOGGER.warning("tracker %s: %d rounds are missing", self._name, self._num_lost)
+                LOGGER.warning("tracker %s: rounds missing: %d", self._name, self._num_lost)
 
     def _work(self) -> None:
         while not self._dropped:
@@ -620,13 +632,16 @@ class _Writer:
         except Exception as error:
             final = not self._tracker.remote or isinstance(error, TrackerError)
             with self._changed:
-                if final or (self._end is not None and self._failing):
+                final |= self._end is not None and self._failing
+                if final:
                     self._drop(error)
-                    return False
-                if not self._failing:
+                elif not self._failing:
                     LOGGER.warning("tracker %s: %s; trying again", self._name, _one_line(error))
                 self._failing = True
                 self._changed.wait_for(lambda: self._end or self._dropped, _RETRY_S)
+            if final:
+                with suppress(Exception):
+                    self._tracker.abandon()
             return False
         if self._failing:
             LOGGER.info("tracker %s: works again", self._name)

@@ -28,7 +28,7 @@ from server.cli import main as server_main
 from server.history import RunHistory
 from server.round_metrics import METRICS, RoundMetrics, summary_metrics
 from server.run_directory import written_rounds
-from server.trackers import RoundPoint, RunStatus, TrackedRun, Tracker, TrackerError, Trackers
+from server.trackers import RoundPoint, RunEnd, TrackedRun, Tracker, TrackerError, Trackers
 from simulation.cli import main
 from simulation.config import SCENARIOS, SimulationConfig
 from simulation.runner import Simulation
@@ -399,9 +399,30 @@ def test_a_server_that_is_not_there_costs_a_line_and_no_time(
     assert time.monotonic() - begin_s < 20, "no wait for what does not come"
     told = [r.getMessage() for r in caplog.records if "tracker" in r.getMessage()]
     assert [line.rpartition("; ")[2] for line in told[:2]] == ["trying again", "not used any more"]
-    assert told[2:] == ["tracker mlflow: 30 rounds are missing"]
+    assert told[2:] == ["tracker mlflow: rounds missing: 30"]
     assert "secret" not in caplog.text
     assert len(written_rounds(tmp_path / "run")) == 30
+
+
+def test_a_full_disk_ends_the_tracker_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    real = Path.open
+
+    def full(path: Path, *arguments: Any, **more: Any) -> Any:
+        return real(Path("/dev/full") if "tfevents" in path.name else path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    run = Trackers(["tensorboard"], metrics())
+    run.begin(TrackedRun(tmp_path, {"seed": 0}))
+    run.log_round(record(), arrays())
+    run.end(RunEnd.FAILED, None)
+    assert [r.getMessage() for r in caplog.records] == [
+        "tracker tensorboard: [Errno 28] No space left on device; not used any more",
+        "tracker tensorboard: rounds missing: 1",
+    ]
 
 
 # --- the seam -------------------------------------------------------------------------------------
@@ -418,7 +439,7 @@ class Recorder(Tracker):
         self.open = threading.Event()
         self.open.set()
         self.steps: list[int] = []
-        self.ended: tuple[RunStatus, int, dict[str, float]] | None = None
+        self.ended: tuple[RunEnd, int, dict[str, float]] | None = None
 
     @property
     def remote(self) -> bool:
@@ -431,7 +452,7 @@ class Recorder(Tracker):
         self._meet("log_rounds")
         self.steps += [point.step for point in points]
 
-    def end(self, status: RunStatus, step: int, summary: Mapping[str, float]) -> None:
+    def end(self, status: RunEnd, step: int, summary: Mapping[str, float]) -> None:
         self._meet("end")
         self.ended = status, step, dict(summary)
 
@@ -462,13 +483,13 @@ def test_a_tracker_that_fails_is_dropped_and_the_others_go_on(
         run = follow(monkeypatch, tmp_path / "run", bad, good)
         for number in range(1, 4):
             run.log_round(record(number), arrays())
-        run.end(RunStatus.FINISHED, {"rounds": 3, "arms": [], "loss": None})
+        run.end(RunEnd.FINISHED, {"rounds": 3, "arms": [], "loss": None})
     assert good.steps == [1, 2, 3]
-    assert good.ended == (RunStatus.FINISHED, 3, {"summary/rounds": 3.0})
+    assert good.ended == (RunEnd.FINISHED, 3, {"summary/rounds": 3.0})
     assert bad.ended is None
     first, *rest = (r.getMessage() for r in caplog.records)
     assert first == "tracker r0: [Errno 28] No space left on device; not used any more"
-    assert rest == ([] if call == "end" else ["tracker r0: 3 rounds are missing"])
+    assert rest == ([] if call == "end" else ["tracker r0: rounds missing: 3"])
 
 
 def test_a_tracker_that_cannot_even_be_made_is_dropped(
@@ -481,7 +502,7 @@ def test_a_tracker_that_cannot_even_be_made_is_dropped(
     run = Trackers(["broken"], metrics())
     run.begin(TrackedRun(tmp_path, {}))
     run.log_round(record(), arrays())
-    run.end(RunStatus.FINISHED, None)
+    run.end(RunEnd.FINISHED, None)
     assert "tracker broken: libfoo.so is missing; not used any more" in caplog.text
 
 
@@ -502,9 +523,9 @@ def test_a_remote_tracker_is_not_waited_for_and_gets_everything_when_it_is_back(
         slow.open.clear()
         run.log_round(record(101), arrays())  # while a request hangs
         slow.open.set()
-        run.end(RunStatus.KILLED, None)
+        run.end(RunEnd.KILLED, None)
     assert slow.steps == list(range(1, 102))
-    assert slow.ended == (RunStatus.KILLED, 101, {})
+    assert slow.ended == (RunEnd.KILLED, 101, {})
     told = [r.getMessage() for r in caplog.records]
     assert told[0] == "tracker r0: down; trying again"
     assert told[-1] == "tracker r0: works again"
@@ -522,13 +543,13 @@ def test_what_there_is_no_room_for_is_lost_and_told(
     begin_s = time.monotonic()
     for number in range(1, 11):
         run.log_round(record(number), arrays())
-    run.end(RunStatus.FINISHED, None)
+    run.end(RunEnd.FINISHED, None)
     assert time.monotonic() - begin_s < 5
     hung.open.set()
     assert [r.getMessage() for r in caplog.records] == [
         "tracker r0: rounds from 6 on are lost",
         "tracker r0: has not ended after 0 s; not used any more",
-        "tracker r0: 10 rounds are missing",
+        "tracker r0: rounds missing: 10",
     ]
 
 
@@ -547,17 +568,17 @@ def test_a_local_tracker_that_is_slow_is_waited_for_while_it_gets_on(
     run = follow(monkeypatch, tmp_path / "run", slow)
     for number in range(1, 16):
         run.log_round(record(number), arrays())
-    run.end(RunStatus.FINISHED, None)
+    run.end(RunEnd.FINISHED, None)
     assert slow.steps == list(range(1, 16))
     hung = Recorder()
     run = follow(monkeypatch, tmp_path / "run", hung)
     hung.open.clear()
     for number in range(1, 11):
         run.log_round(record(number), arrays())
-    run.end(RunStatus.FINISHED, None)
+    run.end(RunEnd.FINISHED, None)
     hung.open.set()
     assert "tracker r0: has taken nothing for 0 s; not used any more" in caplog.text
-    assert "tracker r0: 10 rounds are missing" in caplog.text
+    assert "tracker r0: rounds missing: 10" in caplog.text
 
 
 def test_what_is_of_no_use_to_repeat_is_not_repeated(
@@ -568,7 +589,7 @@ def test_what_is_of_no_use_to_repeat_is_not_repeated(
         tmp_path / "run",
         Recorder(remote=True, fails={"begin": TrackerError("not logged in")}),
     )
-    run.end(RunStatus.FINISHED, None)
+    run.end(RunEnd.FINISHED, None)
     assert [r.getMessage() for r in caplog.records] == [
         "tracker r0: not logged in; not used any more"
     ]
@@ -581,7 +602,7 @@ def test_mlflow_starts_anew_in_a_store_that_has_not_got_the_run(tmp_path: Path) 
     assert not tracker.remote
     tracker.begin(run)
     tracker.log_rounds([RoundPoint(3, 1.5 + 4.0, {"round/time_s": 4.0})])
-    tracker.end(RunStatus.FINISHED, 3, {})
+    tracker.end(RunEnd.FINISHED, 3, {})
     assert mlflow_run(tmp_path)[1] == {"round/time_s": {3: 4.0}}
     assert TrackedRun(tmp_path, {}).noted("mlflow_run_id") != "elsewhere"
     assert TrackedRun(tmp_path, {}).begin_s == 1.5
@@ -627,7 +648,7 @@ def test_wandb_gets_the_same_and_goes_on_with_its_run(
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    for done, status in ((0, RunStatus.KILLED), (2, RunStatus.FINISHED)):
+    for done, status in ((0, RunEnd.KILLED), (2, RunEnd.FINISHED)):
         run = Trackers(["wandb"], metrics())
         run.begin(TrackedRun(tmp_path, {"seed": 0}, done))
         run.log_round(record(done + 1), arrays())
@@ -651,7 +672,7 @@ def test_wandb_never_asks(
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     run = Trackers(["wandb"], metrics())
     run.begin(TrackedRun(tmp_path, {}))
-    run.end(RunStatus.FINISHED, None)
+    run.end(RunEnd.FINISHED, None)
     assert wandb.inits == []
     assert "WANDB_API_KEY" in caplog.text
 
@@ -664,7 +685,7 @@ def test_wandb_itself_takes_it_offline(
     run = Trackers(["wandb"], metrics())
     run.begin(TrackedRun(tmp_path, {"seed": 0}))
     run.log_round(record(1), arrays())
-    run.end(RunStatus.FINISHED, {"rounds": 1})
+    run.end(RunEnd.FINISHED, {"rounds": 1})
     (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     data = written.read_bytes()
     assert b"floors/" not in data
