@@ -26,7 +26,9 @@ from .config import ServerConfig
 from .history import RunHistory
 from .resume import Checkpointer, load_checkpoint, restore
 from .round_log import RoundLog
+from .round_metrics import RoundMetrics
 from .run_directory import RunDirectory, load_model, lock_run, refuse_existing
+from .trackers import RunEnd, TrackedRun, Trackers, require_trackers, tracker_names
 
 
 def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> ScheduledStrategy:
@@ -42,8 +44,9 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
     Raises
     ------
     ConfigError, UnknownPolicyError
-        If a setting is unknown, out of range or does not fit another.
+        If a setting is unknown, out of range or does not fit another, or a tracker is missing.
     """
+    require_trackers(config.tracker, config.run_dir)
     target = config.target_accuracy
     return ScheduledStrategy(
         build_aggregation(config.aggregation, config.aggregation_option),
@@ -151,7 +154,11 @@ def create_app(
             history = restore(saved, run_dir, config, strategy, timed, like=arrays)
         strategy.add_hook(history.record)
         evaluate = evaluator(config)
-        directory, checkpointer = None, None
+        directory, checkpointer, tracked = None, None, None
+        trackers = Trackers(
+            tracker_names(config.tracker),
+            RoundMetrics(lambda: strategy.floors, lambda: strategy.queues, history.tallies),
+        )
         if run_dir is not None:
             noted = settings or config.to_mapping()
             required = config.checkpoint_required
@@ -172,6 +179,8 @@ def create_app(
                 checkpointer = Checkpointer(directory, config, strategy, timed)
                 checkpointer.begin(done)
                 strategy.add_hook(checkpointer)
+            tracked = TrackedRun(run_dir, noted, done) if config.tracker else None
+            strategy.add_hook(trackers.log_round)
         if alarm_log is not None:
             saver = checkpointer
             alarm_log.watch(
@@ -184,27 +193,39 @@ def create_app(
             strategy.add_hook(hook)
         on_strategy(strategy)
 
-        def finish(*, orderly: bool) -> None:
+        def finish(status: RunEnd) -> None:
+            summary = None
             try:
-                _write_end(history, strategy, config, directory, on_summary)
-                if orderly and checkpointer is not None and directory is not None:
+                summary = _write_end(history, strategy, config, directory)
+                on_summary(summary)
+                if status is not RunEnd.FAILED and checkpointer and directory is not None:
                     checkpointer.finish(directory.count_rounds(), history.arrays)
+            except BaseException:
+                status = RunEnd.FAILED
+                raise
             finally:
-                if directory is not None:
-                    directory.close()
+                try:
+                    trackers.end(status, summary)
+                finally:
+                    if directory is not None:
+                        directory.close()
 
         # A run that was killed when it had reached its end has but to write its results.
         num_rounds = done if history.target_reached else config.rounds
         try:
+            if tracked is not None:
+                trackers.begin(tracked)
             strategy.start(timed, history.arrays, num_rounds=num_rounds, evaluate_fn=evaluate)
         except OSError:  # the disk is full, say: a second fault must not hide the first
             with suppress(OSError):
-                finish(orderly=False)
+                finish(RunEnd.FAILED)
             raise
         except BaseException as error:
-            finish(orderly=isinstance(error, KeyboardInterrupt))
+            # Flower's own programs turn a signal into SystemExit (flwr 1.42).
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            finish(RunEnd.KILLED if stopped else RunEnd.FAILED)
             raise
-        finish(orderly=True)
+        finish(RunEnd.FINISHED)
 
     return server_app
 
@@ -214,9 +235,8 @@ def _write_end(
     strategy: ScheduledStrategy,
     config: ServerConfig,
     directory: RunDirectory | None,
-    on_summary: Callable[[dict[str, Any]], None],
-) -> None:
-    """Leave what a run that has ended, or was stopped, has to say."""
+) -> dict[str, Any]:
+    """Leave what a run that has ended, or was stopped, has to say; return it in numbers."""
     if directory is not None:  # an interrupt between two hooks: what counts is what was written
         history.keep(directory.count_rounds())
     summary = history.summary(strategy.arms.arms, strategy.floors, tau_max_s=config.tau_max_s)
@@ -224,7 +244,7 @@ def _write_end(
         directory.note_arms(strategy.arms.arms, strategy.floors)
         directory.write_summary(summary)
         directory.write_model("last", history.arrays)
-    on_summary(summary)
+    return summary
 
 
 class _StockGrid(TimedGrid):

@@ -8,6 +8,7 @@ from typing import Final
 from strategies import POLICIES, did_you_mean, parse_floors
 
 from .settings import Settings
+from .trackers import TRACKERS, tracker_names
 
 _LONGEST_WAIT_S: Final = 7 * 86400.0
 
@@ -63,6 +64,12 @@ class ServerConfig(Settings):
     explain: bool = field(
         default=True,
         metadata={"help": "Record why each client was selected, some 20 bytes a client and round."},
+    tracker: str = field(
+        default="",
+        metadata={
+            "help": "Where rounds are reported as well: " + ", ".join(TRACKERS) + "; several "
+            "with commas between."
+        },
     )
     max_update_norm: float = field(
         default=0.0,
@@ -110,6 +117,7 @@ class ServerConfig(Settings):
             "one of " + ", ".join(runnable) + did_you_mean(self.strategy, runnable),
         )
         parse_floors(self.fairness)
+        tracker_names(self.tracker)
 
 
 def runnable_policies() -> list[str]:

@@ -124,6 +124,12 @@ class RunHistory:
             self._last = None
 
     @property
+    def tallies(self) -> Tallies:
+        """The rounds so far, arm by arm."""
+        self._count_last()
+        return self._tallies
+
+    @property
     def target_reached(self) -> bool:
         """Whether the target accuracy has been reached."""
         self._count_last()

@@ -27,6 +27,7 @@ MAY_DIFFER: Final = frozenset(
         *("rounds", "target-accuracy", "wait-s", "min-clients"),
         *("checkpoint-every", "checkpoint-required"),
         *("run-dir", "data-dir", "address", "tls", "insecure", "metrics", "deny-list"),
+        "tracker",
         *("max-clients", "max-message-mb"),
     )
 )

@@ -75,6 +75,7 @@ def test_supernode_command_quotes_texts() -> None:
         ({"deny-list": "names.txt"}, "deny-list"),
         ({"strategy": "fastest"}, "strategy"),
         ({"fairness": "much"}, "fairness"),
+        ({"tracker": "tensorbord"}, "tracker"),
     ],
 )
 def test_bad_settings_leave_nothing_behind(
