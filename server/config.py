@@ -64,6 +64,7 @@ class ServerConfig(Settings):
     explain: bool = field(
         default=True,
         metadata={"help": "Record why each client was selected, some 20 bytes a client and round."},
+    )
     tracker: str = field(
         default="",
         metadata={
