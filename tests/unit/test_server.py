@@ -188,7 +188,10 @@ def test_who_reads_while_a_line_is_written_sees_whole_rounds_only(tmp_path: Path
         assert count_rounds(path) == 1
 
 
-def test_run_directory_holds_whole_lines_as_the_run_goes(tmp_path: Path) -> None:
+def test_run_directory_holds_whole_lines_as_the_run_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER.name)
     directory = RunDirectory(tmp_path / "runs" / "x", {"rounds": 2, "strategy": "random"})
     path = directory.path
     assert tomllib.loads((path / "config.toml").read_text()) == {"rounds": 2, "strategy": "random"}
