@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
@@ -119,6 +118,8 @@ def scalars(run_dir: Path) -> dict[str, dict[int, float]]:
 
 
 def mlflow_run(run_dir: Path) -> tuple[Any, dict[str, dict[int, float]]]:
+    from mlflow import MlflowClient  # not before the tracker has turned its telemetry off
+
     client = MlflowClient(tracking_uri=f"sqlite:///{run_dir / 'mlflow' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("flower-client-scheduling")
     assert experiment is not None
