@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ def print_tables(
     folders = {Path(result.config.run_dir) for result in results}
     where = next(iter(folders)) if len(folders) == 1 else next(iter(folders)).parent
     console.print(f"results  {where}", highlight=False, markup=False, soft_wrap=True)
+    if len(folders) == 1:
+        see = f"python -m simulation watch {shlex.quote(str(where))}"
+        console.print(f"page     {see}", highlight=False, markup=False, soft_wrap=True)
     for figure in figures:
         console.print(f"figure   {figure}", highlight=False, markup=False, soft_wrap=True)
 

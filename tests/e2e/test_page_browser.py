@@ -195,6 +195,7 @@ def test_it_follows_a_running_fleet_whatever_its_clients_are_called(
             expect(visit.page.locator("#t-clients")).to_have_text("3 of 3")
             visit.page.fill("#client-search", "")
             visit.picture("page-running-fleet")
+            visit.page.screenshot(path=PICTURES / "page-fleet.png")
             fleet.processes["dev-0"].kill()
             expect(visit.page.locator("#client-table tbody tr.away")).to_have_count(1, timeout=25e3)
             expect(visit.page.locator("#client-table tbody tr.away")).to_contain_text("ago")

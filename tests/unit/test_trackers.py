@@ -33,7 +33,7 @@ from simulation.config import SCENARIOS, SimulationConfig
 from simulation.runner import Simulation
 from strategies.flower import LOGGER, RoundRecord, failure_kind
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/trackers.md").read_text(encoding="utf-8")
 # mlflow-skinny 3.17 uses a loader that SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader")
 
@@ -254,8 +254,8 @@ def test_names_of_clients_that_mlflow_would_refuse_are_changed_and_stay_apart() 
     assert keys == ["client/a_b-0/rtt_s", "client/-1/rtt_s", f"client/{'_' * 100}-2/rtt_s"]
 
 
-def test_table_in_the_readme_has_all_names() -> None:
-    rows = dict(re.findall(r"^\| `([a-z]+/[a-z_/<>]+)` \| (.*?) \|$", README, re.MULTILINE))
+def test_table_of_the_documentation_has_all_names() -> None:
+    rows = dict(re.findall(r"^\| `([a-z]+/[a-z_/<>]+)` \| (.*?) \|$", PAGE, re.MULTILINE))
     assert rows == METRICS
 
 
