@@ -105,7 +105,12 @@ class TrainingCurve:
     weights: dict[str, WeightArray]
 
 
-def run_batched(config: SimulationConfig, hook: BatchedHook | None = None) -> TrainingCurve:
+def run_batched(
+    config: SimulationConfig,
+    hook: BatchedHook | None = None,
+    *,
+    policy: SchedulingPolicy | None = None,
+) -> TrainingCurve:
     """Run one simulation of logistic regression under FedAvg.
 
     Parameters
@@ -115,6 +120,8 @@ def run_batched(config: SimulationConfig, hook: BatchedHook | None = None) -> Tr
         clients, late joiners, waiting and run directories are not supported.
     hook : callable, optional
         Called after each round, see :data:`BatchedHook`.
+    policy : SchedulingPolicy, optional
+        What schedules, instead of the policy that the settings name.
 
     Returns
     -------
@@ -136,7 +143,7 @@ def run_batched(config: SimulationConfig, hook: BatchedHook | None = None) -> Tr
         allowed = f"{value if value != '' else 'empty'} in batched training"
         config.require(name, getattr(config, name) == value, allowed)
     Simulation(config)  # refuses what a simulation would refuse
-    return _Run(config, hook).play()
+    return _Run(config, hook, policy).play()
 
 
 def compare_batched(
@@ -176,7 +183,12 @@ class _Run:
     A model is one row of 7850 numbers, weights before biases, so that one operation averages it.
     """
 
-    def __init__(self, config: SimulationConfig, hook: BatchedHook | None) -> None:
+    def __init__(
+        self,
+        config: SimulationConfig,
+        hook: BatchedHook | None,
+        policy: SchedulingPolicy | None,
+    ) -> None:
         data = load_mnist(config.data_dir or None)
         model = create_model(config.model, config.seed)
         if config.initial_model:
@@ -190,7 +202,7 @@ class _Run:
         self._fleet = _Fleet(config, data)
         self._examination = _Examination(data)
         self._environment = config.environment(8 * self._model.nbytes)
-        self._policy = _build_policy(config)
+        self._policy = _build_policy(config) if policy is None else policy
         self._met: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
         self._deadline_s = min(config.tau_max_s, _LONGEST_ROUND_S)
         self._busy_until_s: FloatArray = np.zeros(config.num_clients)

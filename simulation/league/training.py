@@ -14,11 +14,13 @@ from simulation.paper.estimate import estimate
 from simulation.paper.pieces import Arrays, Piece
 
 TARGET: Final = 0.8
+LINEAR_PROGRAM: Final = "linear-program"
+"""No policy but the optimum of the paper's linear program, which knows the law of every time."""
 POLICIES_SHOWN: Final = (
     *("cs-ucb-q-adaptive", "cs-ucb-q", "cs-ucb-adaptive", "local-accuracy"),
-    *("random", "round-robin"),
+    *("random", "round-robin", LINEAR_PROGRAM),
 )
-"""The leading policies, and those to beat."""
+"""The leading policies, those to beat, and the shortest rounds that the floors allow."""
 _ROUNDS: Final = 6000
 _PIECE_S: Final = 12.0
 
@@ -101,14 +103,18 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
 def _train(name: str, seed: int) -> Arrays:
     from simulation.batched import run_batched  # takes seconds: torch
 
+    from .linear_program import linear_program
+
+    known = name == LINEAR_PROGRAM
     settings = {
         **SCENARIOS["non-ideal"],
-        "strategy": name,
+        "strategy": SCENARIOS["non-ideal"]["strategy"] if known else name,
         "seed": seed,
         "rounds": _ROUNDS,
         "target-accuracy": TARGET,
     }
-    curve = run_batched(SimulationConfig.from_mapping(settings))
+    config = SimulationConfig.from_mapping(settings)
+    curve = run_batched(config, policy=linear_program(config) if known else None)
     reached = curve.accuracy >= TARGET
     first = int(reached.argmax())
     return {

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from simulation.cli import main
+from simulation.config import SCENARIOS, SimulationConfig
+from simulation.league.linear_program import linear_program
 from simulation.league.scenario import Scenario, suite
 from simulation.league.work import REFERENCE, entrants, pieces_of
 from simulation.replay import RECORDED, RecordedFleet, read_record, replay
-from strategies import POLICIES, ConfigError
+from strategies import POLICIES, ConfigError, RoundContext, RoundOutcome
 
 
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:
@@ -194,3 +196,22 @@ def test_replays_that_cannot_be_are_refused(
         replay(read_record(run_dir), ["local-accuracy"])
     assert main(["replay", str(tmp_path)]) == 2
     assert "must be a run directory" in one_error(capsys)
+
+
+@pytest.mark.usefixtures("mnist")
+def test_linear_program_as_a_policy_keeps_its_floors_with_the_shortest_rounds() -> None:
+    config = SimulationConfig.from_mapping(
+        {**SCENARIOS["non-ideal"], "num-clients": 6, "num-selected": 2, "fairness": "equal:0.2"}
+    )
+    policy = linear_program(config)
+    environment = config.environment(0)
+    rng = np.random.default_rng(3)
+    for t in range(1, 2001):
+        selection = policy.ask(RoundContext(t, rng.random(6) < 0.9))
+        assert selection.mask.sum() == min(2, selection.context.available.sum())
+        policy.tell(selection, RoundOutcome(np.ones(6), np.ones(6, dtype=np.bool_)))
+    share = policy.play_count / 2000
+    assert share.min() > 0.18
+    fastest = np.argsort(environment.expected_time_s(config.tau_max_s))
+    assert share[fastest[0]] > 0.5, "what the floors leave over goes to the fastest"
+    assert share[fastest[-1]] < 0.22
