@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: simulate test lint check verify-images soak bench clean
+.PHONY: simulate test lint check verify-images pictures soak bench clean
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m simulation
@@ -24,6 +24,10 @@ check: lint test
 # here, which is a failure in CI alone.
 verify-images: $(VENV)/.installed-dev
 	$(BIN)/python docker/verify || { [ $$? -eq 2 ] && [ "$$CI" != true ]; }
+
+pictures: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/e2e/test_page_browser.py
+	cp artifacts/page-why.png artifacts/page-fleet.png docs/
 
 soak: $(VENV)/.installed-dev
 	SOAK_S=600 SOAK_SEED=$$(date +%s) $(BIN)/python -m pytest tests/faults -s

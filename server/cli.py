@@ -22,6 +22,7 @@ from strategies.base import did_you_mean
 from strategies.flower import LOGGER
 
 from .command_line import given_settings, resume_option, run_command, settings_options
+from .config import idle_settings
 from .fleet import FleetConfig, run_fleet
 from .operator_channel import operator_channel, read_status
 from .page.process import TOKEN_VARIABLE
@@ -92,6 +93,8 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     LOGGER.handlers, LOGGER.propagate = [handler], False
     LOGGER.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    for line in [] if config.app else idle_settings(given, [config.strategy]):
+        LOGGER.warning(line)
     try:
         if config.runtime == "superlink":
             from .superlink import run_superlink

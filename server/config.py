@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -128,4 +129,27 @@ def runnable_policies() -> list[str]:
         name
         for name, spec in POLICIES.items()
         if all(key in common for key, required in spec.parameters().items() if required)
+    ]
+
+
+_OF_SOME: Final = {"beta": "beta", "truncate": "truncate", "fairness": "min_participation"}
+"""Settings that only some policies take, and as which parameter."""
+
+
+def idle_settings(given: Iterable[str], policies: Sequence[str]) -> list[str]:
+    """Return a line for each given setting that none of the policies takes.
+
+    Parameters
+    ----------
+    given : iterable of str
+        Keys that the user has set.
+    policies : sequence of str
+        Names of the policies that are to run.
+    """
+    taken = {parameter for name in policies for parameter in POLICIES[name].parameters()}
+    return [
+        f"{key} has no effect: {', '.join(policies)} "
+        f"{'has' if len(policies) == 1 else 'have'} no such parameter"
+        for key in given
+        if key in _OF_SOME and _OF_SOME[key] not in taken
     ]

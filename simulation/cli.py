@@ -21,6 +21,7 @@ from server.command_line import (
     settings_options,
     stoppable,
 )
+from server.config import idle_settings
 from server.page.process import DEFAULT_ADDRESS, page_process
 from server.resume import resumed_settings
 from server.run_directory import default_run_dir, refuse_existing
@@ -98,6 +99,7 @@ def cli(
     config = _resolve(flags)
     run_dir = Path(config.run_dir or default_run_dir(config.strategy))
     refuse_existing(run_dir)
+    _tell_idle(flags, [config.strategy])
     with _page(run_dir, page):
         _run([replace(config, run_dir=str(run_dir))], run_dir, as_json)
 
@@ -132,6 +134,7 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
         raise click.UsageError("--strategies names a policy twice")
     base = Path(config.run_dir or default_run_dir("compare"))
     configs = [replace(config, strategy=name, run_dir=str(base / name)) for name in names]
+    _tell_idle(flags, names)
     _run(configs, base, as_json)
 
 
@@ -141,6 +144,12 @@ cli.add_command(paper_page)
 cli.add_command(replay_command)
 cli.add_command(report_command)
 cli.add_command(watch)
+
+
+def _tell_idle(flags: dict[str, Any], policies: list[str]) -> None:
+    """Say which of the given settings have no effect."""
+    for line in idle_settings(given_settings(flags), policies):
+        click.echo(f"warning: {line}", err=True)
 
 
 def _resolve(flags: dict[str, Any]) -> SimulationConfig:

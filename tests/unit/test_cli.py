@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from server.command_line import stoppable
+from server.config import idle_settings
 from server.run_directory import default_run_dir
 from simulation.cli import main
 
@@ -244,3 +245,21 @@ def test_clients_that_never_answer_cost_their_rounds_and_keep_their_names(
 def test_default_run_directories_of_one_second_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.run_directory.time.strftime", lambda form: "now")
     assert len({default_run_dir("x") for _ in range(5)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("given", "policies", "lines"),
+    [
+        (["beta", "rounds"], ["cs-ucb-q"], []),
+        (["beta"], ["cs-ucb-q-adaptive"], ["beta has no effect: cs-ucb-q-adaptive has no such"]),
+        (["fairness", "truncate"], ["cs-ucb-q-adaptive", "random"], ["truncate has no effect"]),
+        (["fairness"], ["random", "cs-ucb"], ["fairness has no effect: random, cs-ucb have no"]),
+    ],
+)
+def test_settings_that_no_policy_takes_are_told(
+    given: list[str], policies: list[str], lines: list[str]
+) -> None:
+    found = idle_settings(given, policies)
+    assert len(found) == len(lines)
+    for line, expected in zip(found, lines, strict=True):
+        assert line.startswith(expected)
