@@ -8,7 +8,8 @@ import html
 from importlib.resources import files
 from typing import Final
 
-from .run_view import RunView, to_json
+from .numbers import to_json
+from .run_view import RunView
 
 SCRIPTS: Final = (
     "echarts.min.js",

@@ -21,7 +21,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..listener import is_loopback
-from .run_view import RunView, to_json
+from .numbers import to_json
+from .run_view import RunView
 from .saved import SCRIPTS, saved_page, static
 
 _STATIC: Final = {"page.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
