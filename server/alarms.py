@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,10 +45,15 @@ _TIGHT: Final = 0.1
 """Share of the selected that may miss a deadline."""
 _LOOSE: Final = 10.0
 """A deadline may be so many times the slowest answer of the window."""
+_CALM: Final = 0.5
+"""An alarm on the deadline is over at this part of what began it, so that it does not flap."""
+_BETTER: Final = 0.002
+"""What an accuracy must gain to count as better."""
 _NO_STEP_ROUNDS: Final = 10
 _EVALUATIONS: Final = 20
 _MAX_TOLD: Final = 20
-"""Alarms of one kind that the log names."""
+_TOLD_S: Final = 3600.0
+"""Alarms of one kind that the log names, and in which time [s]."""
 
 
 @dataclass(frozen=True, order=True)
@@ -94,6 +100,7 @@ class Alarms:
         self._why_no_step = ""
         self._best, self._evaluations_since = -1.0, 0
         self._diverged = False
+        self._tight = self._loose = False
 
     def observe(self, record: RoundRecord) -> None:
         """Take note of a round."""
@@ -113,13 +120,14 @@ class Alarms:
                 self._failure[arm] = kind
                 timeouts += kind == TIMEOUT
         self._enter(list(record.selected), member, slowest_s, timeouts)
+        self._judge_deadline()
         self._without_step = 0 if record.stepped else self._without_step + 1
         self._why_no_step = record.no_step or ""
         if record.accuracy is not None:
             self._diverged = record.loss is None
-            better = record.accuracy > self._best
+            better = record.accuracy > self._best + _BETTER
             self._evaluations_since = 0 if better else self._evaluations_since + 1
-            self._best = max(self._best, record.accuracy)
+            self._best = record.accuracy if better else self._best
 
     def active(
         self, names: Sequence[str], floors: Sequence[float] | None, saved_round: int
@@ -138,18 +146,30 @@ class Alarms:
         found = [*self._of_run(saved_round), *self._of_clients(names, floors)]
         return sorted(found, key=lambda alarm: (alarm.arm >= 0, list(KINDS).index(alarm.kind)))
 
-    def _of_run(self, saved_round: int) -> Iterator[Alarm]:
+    def _judge_deadline(self) -> None:
+        answers, timeouts, slowest_s = self._answers()
+        enough = answers >= _FEW_TIMES
+        limit = _TIGHT * (_CALM if self._tight else 1.0)
+        self._tight = enough and timeouts > limit * answers
+        limit = _LOOSE * (_CALM if self._loose else 1.0)
+        self._loose = enough and 0 < limit * slowest_s < self._tau_max_s
+
+    def _answers(self) -> tuple[int, int, float]:
+        """Return selections, missed deadlines and slowest answer [s] of the window."""
         answers = sum(len(selected) for selected, *_ in self._window)
         timeouts = sum(entry[3] for entry in self._window)
-        slowest_s = max((entry[2] for entry in self._window), default=0.0)
-        if answers >= _FEW_TIMES and timeouts > _TIGHT * answers:
+        return answers, timeouts, max((entry[2] for entry in self._window), default=0.0)
+
+    def _of_run(self, saved_round: int) -> Iterator[Alarm]:
+        answers, timeouts, slowest_s = self._answers()
+        if self._tight:
             yield Alarm(
                 DEADLINE_TIGHT,
                 -1,
                 f"{timeouts} of the last {answers} selections missed the deadline of "
                 f"{self._tau_max_s:g} s: a longer one loses fewer updates",
             )
-        elif answers >= _FEW_TIMES and 0 < _LOOSE * slowest_s < self._tau_max_s:
+        elif self._loose:
             yield Alarm(
                 DEADLINE_LOOSE,
                 -1,
@@ -162,7 +182,7 @@ class Alarms:
         if self._diverged:
             yield Alarm(DIVERGED, -1, "the loss is not finite: the model has diverged")
         elif self._evaluations_since >= _EVALUATIONS:
-            text = f"no better accuracy than {self._best:.4f} in {self._evaluations_since}"
+            text = f"no accuracy clearly better than {self._best:.4f} in {self._evaluations_since}"
             yield Alarm(NOT_LEARNING, -1, f"{text} evaluations")
         every = self._checkpoint_every
         if every and self._round - saved_round > 2 * every:
@@ -215,6 +235,7 @@ class AlarmLog:
     def __init__(self) -> None:
         self.active: tuple[Alarm, ...] = ()
         self._told: Counter[str] = Counter()
+        self._told_since_s = time.monotonic()
         self._alarms: Alarms | None = None
 
     def watch(
@@ -248,13 +269,17 @@ class AlarmLog:
         found = self._alarms.active(names, self._strategy.floors, self._saved_round())
         before = {(alarm.kind, alarm.arm): alarm for alarm in self.active}
         now = {(alarm.kind, alarm.arm): alarm for alarm in found}
-        for key in sorted(now.keys() - before.keys()):
-            self._told[key[0]] += 1
-            told = self._told[key[0]]
+        if time.monotonic() - self._told_since_s > _TOLD_S:
+            self._told.clear()
+            self._told_since_s = time.monotonic()
+        for kind, arm in sorted(now.keys() - before.keys()):
+            self._told[kind] += 1
+            told = self._told[kind]
             if told <= _MAX_TOLD:
-                more = "; later ones are not logged" if told == _MAX_TOLD else ""
-                LOGGER.warning("alarm %s: %s%s", key[0], now[key].text, more)
-        for key in sorted(before.keys() - now.keys()):
-            if self._told[key[0]] <= _MAX_TOLD:
-                LOGGER.info("alarm %s is over: %s", key[0], before[key].text)
+                more = "; more are not logged for an hour" if told == _MAX_TOLD else ""
+                LOGGER.warning("alarm %s: %s%s", kind, now[kind, arm].text, more)
+        for kind, arm in sorted(before.keys() - now.keys()):
+            if self._told[kind] <= _MAX_TOLD:
+                of = f" for {names[arm]}" if arm >= 0 else ""
+                LOGGER.info("alarm %s is over%s", kind, of)
         self.active = tuple(found)

@@ -11,6 +11,8 @@ import uvicorn
 from .listener import listen
 
 _STOP_S = 2
+_MAX_HEADERS_BYTES = 32 << 10
+_MAX_CONNECTIONS = 500
 
 
 class HttpServer:
@@ -40,6 +42,9 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             ws="none",
+            http="h11",  # the one that bounds headers
+            h11_max_incomplete_event_size=_MAX_HEADERS_BYTES,
+            limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_STOP_S,
         )
         config.load()  # here, so that a fault is the caller's and not its thread's

@@ -24,9 +24,10 @@ def listen(key: str, address: str) -> socket.socket:
         If the address cannot be had.
     """
     host, _, port = address.rpartition(":")
+    bare = ":" in host and not host.startswith("[")
     host = host.strip("[]")
-    if not host:  # it would listen everywhere
-        raise ConfigError(key, address, "HOST:PORT, e.g. 127.0.0.1:8501")
+    if not host or bare:  # without a host it would listen everywhere
+        raise ConfigError(key, address, "HOST:PORT, e.g. 127.0.0.1:8501 or [::1]:8501")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

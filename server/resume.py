@@ -26,8 +26,8 @@ MAY_DIFFER: Final = frozenset(
     (
         *("rounds", "target-accuracy", "wait-s", "min-clients"),
         *("checkpoint-every", "checkpoint-required"),
-        *("run-dir", "data-dir", "address", "tls", "insecure", "metrics", "deny-list"),
-        "tracker",
+        *("run-dir", "data-dir", "address", "tls", "insecure", "metrics", "page", "deny-list"),
+        *("explain", "tracker"),
         *("max-clients", "max-message-mb"),
     )
 )
@@ -137,7 +137,8 @@ def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:
             allowed = f"a run with a good checkpoint: this one has {rounds} rounds and none"
             raise ConfigError("resume", str(run_dir), allowed)
         return None
-    before, now = found.state["settings"], config.to_mapping()
+    # What an earlier version did not know has its default.
+    before, now = {**ServerConfig().to_mapping(), **found.state["settings"]}, config.to_mapping()
     require_same(run_dir, before, now)
     if found.round > config.rounds:
         allowed = f"at least {found.round}, the rounds that were run"
@@ -170,7 +171,8 @@ def resumed_settings(
         raise ConfigError("resume", str(run_dir), f"a run of this command, not of {other}")
     if "run-dir" in given and Path(given["run-dir"]) != run_dir:
         raise ConfigError("run-dir", given["run-dir"], "left out: --resume names the folder")
-    require_same(run_dir, {key: before[key] for key in given if key in before}, given)
+    known = {key: field.default for key, field in kind.settings().items()} | before
+    require_same(run_dir, {key: known[key] for key in given if key in known}, given)
     return {**before, **given, "run-dir": str(run_dir)}
 
 

@@ -139,13 +139,13 @@ class Simulation:
         if not self.config.run_dir:
             return
         environment, tau_max_s = self._environment, self.config.tau_max_s
-        truth = [
-            {
-                "since_round": t,
-                "expected_time_s": environment.expected_time_s(tau_max_s, t).tolist(),
-            }
-            for t in environment.regimes
-        ]
+        names = [f"client-{number + 1}" for number in range(self.config.num_clients)]
+        truth = []
+        for t in environment.regimes:
+            expected_s = environment.expected_time_s(tau_max_s, t).tolist()
+            # By name: arms are numbered in the order of joining.
+            by_name = dict(zip(names, expected_s, strict=True))
+            truth.append({"since_round": t, "expected_time_s": by_name})
         write_whole(Path(self.config.run_dir) / TRUTH, json.dumps(truth) + "\n")
 
     def _refuse_infeasible_floors(self, num_examples: list[int]) -> None:

@@ -60,7 +60,9 @@ class RunCounts:
         """How many were counted."""
         return len(self.round_s)
 
-    def count(self, record: RoundRecord, truth: Sequence[Mapping[str, Any]]) -> None:
+    def count(
+        self, record: RoundRecord, truth: Sequence[Mapping[str, Any]], names: Sequence[str]
+    ) -> None:
         """Take a round in.
 
         Parameters
@@ -68,7 +70,9 @@ class RunCounts:
         record : RoundRecord
             The next round.
         truth : sequence of mapping
-            Expected times since which round, where they are known; empty: they are not.
+            Since which round which expected times of clients [s], by name; empty: unknown.
+        names : sequence of str
+            What the arms are called.
         """
         counts = self.grown(record.num_arms)
         arms = np.array(record.selected, dtype=np.int64)
@@ -105,15 +109,21 @@ class RunCounts:
             self._heat_counts = np.concatenate([pairs, np.zeros_like(pairs)], axis=1)
             column = (record.round - 1) // self._heat_width
         self._heat_counts[arms, column] += 1
-        self._count_regret(record, truth)
+        self._count_regret(record, truth, names)
 
-    def _count_regret(self, record: RoundRecord, truth: Sequence[Mapping[str, Any]]) -> None:
+    def _count_regret(
+        self, record: RoundRecord, truth: Sequence[Mapping[str, Any]], names: Sequence[str]
+    ) -> None:
         """Add by how much the slowest selected is slower, on average, than it had to be."""
         since = [part for part in truth if part["since_round"] <= record.round]
         listed = record.num_arms <= MAX_LISTED_ARMS or len(record.available) == record.num_arms
         if not since or not listed:
             return
-        expected_s = np.array(since[-1]["expected_time_s"])
+        by_name = since[-1]["expected_time_s"]
+        try:
+            expected_s = np.array([by_name[name] for name in names])
+        except (KeyError, TypeError):  # somebody else's names
+            return
         places = min(len(record.selected), len(record.available))
         lost_s = 0.0
         if places:

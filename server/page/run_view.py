@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strategies.flower import RoundRecord
 
@@ -48,6 +49,7 @@ class RunView:
         self._truth: list[dict[str, Any]] = []
         self._summary: dict[str, Any] | None = None
         self._was_alive = False
+        self._met = False
         self._begin_again()
 
     def refresh(self) -> bool:
@@ -57,6 +59,7 @@ class RunView:
         if before.get("config.toml") != self._files.get("config.toml"):
             self._begin_again()  # begun, or resumed: then rounds may have been taken back
             self._config.update(config or {})
+            self._met |= bool(config)
             self._alarms = Alarms(
                 tau_max_s=float(self._config.get("tau-max-s", 0.0)),
                 checkpoint_every=int(self._config.get("checkpoint-every", 0)),
@@ -92,7 +95,8 @@ class RunView:
         """Return a round with the scores of all clients, ready for JSON; ``None``: there is none.
 
         ``cut`` is the score of the last client that was selected, ``tied`` are the available
-        clients that had the same, where not all of them could be. Infinite scores are ``"inf"`` and
+        clients that had the same, where not all of them could be, and ``drawn`` those of them
+        that the tie-break left equal, so that a lot decided. Infinite scores are ``"inf"`` and
         ``"-inf"``.
         """
         if not 1 <= number <= self.num_rounds:
@@ -169,12 +173,13 @@ class RunView:
         number = self.num_rounds + 1
         try:
             num_arms = int(json.loads(line)["num_arms"])
-            record = parse_round(line, number, self._names(num_arms))
+            names = self._names(num_arms)
+            record = parse_round(line, number, names)
         except (ValueError, TypeError, LookupError):
             self._damaged = number
             return False
         self._offsets.append(self._offsets[-1] + len(line) + 1)
-        self._counts.count(record, self._truth)
+        self._counts.count(record, self._truth, names)
         self._alarms.observe(record)
         self._last = record
         return True
@@ -209,6 +214,8 @@ class RunView:
     def _run(self) -> dict[str, Any]:
         config = self._config
         state = "running" if self._alive() else "ended" if self._finished() else "silent"
+        if not config:
+            state = "gone" if self._met else "not begun"
         return {
             "name": self.path.resolve().name,
             "exists": bool(config),
@@ -343,35 +350,36 @@ class RunView:
         floors = [arm.get("floor") for arm in self._arms]
         known = [floor for floor in floors if floor is not None]
         kept = known if floors and len(known) == len(floors) else None
-        saved = self._saved_round()
-        if saved is None:
-            saved = self.num_rounds
-        found = self._alarms.active(self._names(num_arms), kept, saved)
+        found = self._alarms.active(self._names(num_arms), kept, self._saved_round())
         return [{"kind": a.kind, "arm": a.arm, "text": a.text} for a in found]
 
-    def _saved_round(self) -> int | None:
-        """Return the round of the last checkpoint, by the name of its file."""
+    def _saved_round(self) -> int:
+        """Return the round of the last checkpoint, by the name of its file; 0 without any."""
         try:
             names = [file.name for file in (self.path / "checkpoint").iterdir()]
         except OSError:
-            return None
+            return 0
         rounds = [int(name.partition("-")[0]) for name in names if name[:8].isdigit()]
-        return max(rounds, default=None)
+        return max(rounds, default=0)
 
 
 def _scores_json(scores: Scores, selected: Sequence[int]) -> dict[str, Any]:
     parts = np.array([np.zeros(scores.available.size), *scores.parts.values()], dtype=np.float64)
     score = parts.sum(axis=0)
+    rounding = np.where(np.isfinite(score), _ROUNDING * np.abs(parts).sum(axis=0), -1.0)
+    score[np.abs(score) <= rounding] = 0.0  # parts that cancel but for what recording cost
     chosen = np.zeros(score.shape, dtype=np.bool_)
     chosen[list(selected)] = True
-    cut, tied = None, np.zeros(0, dtype=np.int64)
+    cut, tied, drawn = None, np.zeros_like(chosen), np.zeros_like(chosen)
     if scores.rule != "drawn" and chosen.any():
         cut = score[chosen].min() if scores.rule == "largest" else score[chosen].max()
-        with np.errstate(invalid="ignore"):  # parts that were equal before they were rounded
-            near = np.abs(score - cut) <= _ROUNDING * np.abs(parts).sum(axis=0)
-        at_cut = scores.available & ((near & np.isfinite(score)) | (score == cut))
-        if (at_cut & ~chosen).any():
-            tied = np.flatnonzero(at_cut)
+        with np.errstate(invalid="ignore"):  # equal before they were rounded
+            equal = (score == cut) | (np.abs(score - cut) <= rounding)
+        tied = _of_both_sides(scores.available & equal, chosen)
+        drawn = tied
+        if scores.tie_break is not None and tied.any():
+            last = scores.tie_break[tied & chosen].min()
+            drawn = _of_both_sides(tied & (scores.tie_break == last), chosen)
     return {
         "rule": scores.rule,
         "unit": scores.unit,
@@ -381,5 +389,12 @@ def _scores_json(scores: Scores, selected: Sequence[int]) -> dict[str, Any]:
         "tie_break": None if scores.tie_break is None else numbers(scores.tie_break),
         "owed": None if scores.owed is None else numbers(scores.owed),
         "cut": None if cut is None else number(cut),
-        "tied": tied.tolist(),
+        "tied": np.flatnonzero(tied).tolist(),
+        "drawn": np.flatnonzero(drawn).tolist(),
     }
+
+
+def _of_both_sides(arms: NDArray[np.bool_], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the arms if some of them were chosen and some were not, else nobody."""
+    split = (arms & chosen).any() and (arms & ~chosen).any()
+    return arms if split else np.zeros_like(arms)

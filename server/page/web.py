@@ -30,7 +30,6 @@ _LOOK_S: Final = 0.4
 """Time between two looks at the run directory."""
 _PING_S: Final = 15.0
 _MAX_STREAMS: Final = 200
-_COOKIE: Final = "page-token"
 _HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -204,12 +203,13 @@ class _TokenGate:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
+        cookie = f"page-token-{request.url.port or 80}"  # browsers share cookies between ports
         given = QueryParams(scope["query_string"]).get("token")
         response: Any = self._app
         if given is not None and self._is_right(given):
             response = RedirectResponse(request.url.path, 303)
-            response.set_cookie(_COOKIE, self._token, httponly=True, samesite="lax")
-        elif not self._is_right(request.cookies.get(_COOKIE)) and not self._is_right(
+            response.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+        elif not self._is_right(request.cookies.get(cookie)) and not self._is_right(
             _bearer(request.headers)
         ):
             text = "this page wants the token: open the address that the server printed\n"

@@ -97,6 +97,17 @@ def test_a_deadline_is_far_too_loose_at_ten_times_the_slowest(
     assert kinds(alarms) == expected
 
 
+def test_alarms_on_the_deadline_do_not_flap() -> None:
+    alarms = Alarms(tau_max_s=10.5)
+    for number in range(1, 260):  # the slowest of the window is now 1 s, now 1.1 s
+        slow = number > 60 and number % 220 == 0
+        alarms.observe(record(number, [0], rtt_s=[1.1 if slow else 1.0]))
+        if number >= 50:
+            assert kinds(alarms) == ["deadline-loose"], number
+    alarms.observe(record(260, [0], rtt_s=[2.2]))
+    assert kinds(alarms) == []
+
+
 def test_learning_that_stops_or_diverges_is_told() -> None:
     alarms = Alarms(tau_max_s=5.0)
     for number in range(1, 11):
@@ -112,7 +123,7 @@ def test_learning_that_stops_or_diverges_is_told() -> None:
     assert kinds(alarms) == ["not-learning"]
     alarms.observe(record(32, [0], accuracy=0.1, loss=None))
     assert kinds(alarms) == ["diverged"]
-    alarms.observe(record(33, [0], accuracy=0.51, loss=1.0))
+    alarms.observe(record(33, [0], accuracy=0.503, loss=1.0))
     assert kinds(alarms) == []
 
 
@@ -144,7 +155,7 @@ def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCapt
             assert log.active == ()
     lines = [line.getMessage() for line in caplog.records]
     assert lines[0] == "alarm always-fails: b has failed 5 times in a row: error"
-    assert lines[1] == f"alarm always-fails is over: {lines[0].partition(': ')[2]}"
+    assert lines[1] == "alarm always-fails is over for b"
     assert len(lines) == 40, "twenty begin and end"
-    assert lines[38].endswith("; later ones are not logged")
+    assert lines[38].endswith("; more are not logged for an hour")
     assert "always-fails" in KINDS

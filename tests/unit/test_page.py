@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from server.page.process import TOKEN_VARIABLE, page_process, page_token, page_u
 from server.page.run_view import RunView
 from server.page.saved import saved_page
 from server.page.web import page_app, view_of
-from server.run_directory import RunDirectory
+from server.run_directory import RunDirectory, written_rounds
+from simulation.cli import main
 from strategies import ConfigError, Explanation
 from strategies.flower import Arm, RoundRecord
 
@@ -164,6 +165,58 @@ def test_scores_that_were_equal_before_they_were_recorded_are_tied(run: Run) -> 
     found = view.round(1)
     assert found is not None
     assert found["scores"]["tied"] == [0, 1, 2]
+    assert found["scores"]["drawn"] == [0, 1, 2]
+
+
+def test_a_lot_decides_among_those_alone_whom_the_tie_break_leaves_equal(run: Run) -> None:
+    score = np.array([1.0, 1.0, 1.0])
+    for number, (tie_break, selected, drawn) in enumerate(
+        (([3.0, 2.0, 1.0], [0, 1], []), ([3.0, 2.0, 2.0], [0, 1], [1, 2])), start=1
+    ):
+        explanation = Explanation("largest", "", {"mean": score}, np.array(tie_break))
+        run.write(record(number, explanation=explanation, available=[0, 1, 2], selected=selected))
+        view = RunView(run.path)
+        view.refresh()
+        found = view.round(number)
+        assert found is not None
+        assert found["scores"]["tied"] == [0, 1, 2]
+        assert found["scores"]["drawn"] == drawn
+
+
+def test_parts_that_cancel_leave_no_rest(run: Run) -> None:
+    third = np.array([1.0, 1.0, 1.0]) / 3
+    explanation = Explanation("drawn", "", {"mean": third, "chance": -third * (1 + 1e-9)})
+    run.write(record(1, explanation=explanation))
+    view = RunView(run.path)
+    view.refresh()
+    found = view.round(1)
+    assert found is not None
+    assert found["scores"]["score"] == [0.0, 0.0, 0.0]
+
+
+def test_a_run_directory_that_vanishes_is_told_and_one_that_comes_back_is_shown(run: Run) -> None:
+    run.write(record(1))
+    view = RunView(run.path)
+    view.refresh()
+    elsewhere = run.path.with_name("elsewhere")
+    run.path.rename(elsewhere)
+    assert view.refresh()
+    assert view.state()["run"]["state"] == "gone"
+    elsewhere.rename(run.path)
+    assert view.refresh()
+    assert view.state()["top"]["round"] == 1
+
+
+def test_checkpoints_that_cannot_be_read_are_stale(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    directory = RunDirectory(run_dir, {**CONFIG, "checkpoint-every": 2})
+    for number in range(1, 6):
+        directory.write_round(record(number), MODEL)
+    (run_dir / "checkpoint").write_text("no folder")
+    view = RunView(run_dir)
+    view.refresh()
+    assert [alarm["kind"] for alarm in view.state()["alarms"]] == ["checkpoint-stale"]
+    directory.close()
 
 
 def test_it_follows_a_run_as_it_grows_and_sees_no_half_line(run: Run) -> None:
@@ -255,14 +308,32 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_regret_is_what_the_slowest_selected_costs_in_expectation(run: Run) -> None:
     truth = [
-        {"since_round": 1, "expected_time_s": [1.0, 3.0, 2.0]},
-        {"since_round": 3, "expected_time_s": [1.0, 8.0, 2.0]},
+        {"since_round": 1, "expected_time_s": {"c": 2.0, NAMES[1]: 3.0, "a": 1.0}},
+        {"since_round": 3, "expected_time_s": {"c": 2.0, NAMES[1]: 8.0, "a": 1.0}},
     ]
     (run.path / "truth.json").write_text(json.dumps(truth))
     everybody = {"available": [0, 1, 2]}
     run.write(record(1), record(2, **everybody), record(3, **everybody))
     regret = look(run)["regret"]
     assert regret == {"round": [1, 2, 3], "regret_s": [0.0, 1.0, 7.0]}
+
+
+@pytest.mark.usefixtures("mnist")
+def test_regret_knows_late_joiners_by_their_names(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    flags = "--joins 1:5 --rounds 12 --target-accuracy 0 --availability 1 --fairness none"
+    assert main([*flags.split(), "--num-selected", "9", "--run-dir", str(run_dir)]) == 0
+    view = RunView(run_dir)
+    view.refresh()
+    state = view.state()
+    (truth,) = json.loads((run_dir / "truth.json").read_text())
+    expected_s = [truth["expected_time_s"][name] for name in state["clients"]["name"]]
+    assert state["clients"]["name"][-1] == "client-1", "the last arm"
+    total = 0.0
+    for line in written_rounds(run_dir):
+        best = sorted(expected_s[arm] for arm in line["available"])[len(line["selected"]) - 1]
+        total += max(expected_s[arm] for arm in line["selected"]) - best
+    assert state["regret"]["regret_s"][-1] == pytest.approx(total, rel=1e-5)
 
 
 def test_many_rounds_share_points_and_columns(run: Run) -> None:
@@ -376,6 +447,25 @@ def test_elsewhere_only_who_knows_the_token_gets_in(run: Run) -> None:
         assert "HttpOnly" in entered.headers["set-cookie"]
         assert visitor.get("/").status_code == 200, "by the cookie"
         assert "s3cret" not in visitor.get("/").text
+
+
+def test_pages_on_two_ports_of_a_host_do_not_share_a_cookie(run: Run) -> None:
+    with visit(run, "192.0.2.7", "s3cret") as visitor:
+        cookie = visitor.get("/?token=s3cret").headers["set-cookie"]
+        assert cookie.startswith(f"page-token-{visitor.base_url.port}=")
+
+
+def test_headers_without_end_are_cut_off(run: Run) -> None:
+    with (
+        visit(run) as visitor,
+        socket.create_connection(("127.0.0.1", visitor.base_url.port or 0)) as link,
+    ):
+        link.sendall(b"GET / HTTP/1.1\r\nx: " + b"a" * (1 << 20))
+        link.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert b"400" in link.recv(100)
+            while link.recv(1 << 16):
+                pass
 
 
 def test_a_token_is_made_up_beyond_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:

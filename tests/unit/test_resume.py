@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -26,7 +27,9 @@ from flwr.serverapp.strategy import (
 from server.aggregation import AGGREGATIONS, build_aggregation
 from server.checkpoint import CheckpointFolder
 from server.cli import main as server_main
-from server.run_directory import RunDirectory, lock_run
+from server.fleet import FleetConfig
+from server.resume import continued_settings, resumed_settings
+from server.run_directory import RunDirectory, lock_run, written_rounds
 from simulation.cli import main
 from simulation.config import SCENARIOS, SimulationConfig
 from simulation.runner import Simulation
@@ -425,3 +428,34 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(tmp_path: Path) -> No
     assert saved.round >= 50
     assert main(["--resume", str(tmp_path / "run"), "--rounds", str(saved.round + 10)]) == 0
     assert [r["round"] for r in rows(tmp_path / "run")] == list(range(1, saved.round + 11))
+
+
+@pytest.mark.usefixtures("mnist")
+@pytest.mark.parametrize("flags", ["", "--no-explain"])
+def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(tmp_path: Path, flags: str) -> None:
+    run_dir = tmp_path / "run"
+    run_until(config(run_dir), 20)
+    folder = CheckpointFolder(run_dir / "checkpoint")
+    saved = folder.load()
+    assert saved is not None
+    shutil.rmtree(folder.path)
+    lines = (run_dir / "config.toml").read_text().splitlines(keepends=True)
+    for key in ("explain", "tracker"):
+        del saved.state["settings"][key]
+        lines = [line for line in lines if not line.startswith(key)]
+    folder.save(saved.round, saved.state)
+    (run_dir / "config.toml").write_text("".join(lines))
+    assert main(f"--resume {run_dir} {flags}".split()) == 0
+    found = written_rounds(run_dir)
+    assert len(found) == config(run_dir).rounds
+    assert (found[-1]["scores"] is None) == bool(flags)
+
+
+def test_addresses_may_differ_when_a_run_goes_on(tmp_path: Path) -> None:
+    text = tomli_w.dumps(FleetConfig(run_dir=str(tmp_path)).to_mapping())
+    (tmp_path / "config.toml").write_text(text)
+    for given in ({"page": "127.0.0.1:8501"}, {"metrics": "127.0.0.1:1"}, {"explain": False}):
+        found = resumed_settings(tmp_path, given, FleetConfig)
+        assert FleetConfig.from_mapping(found).to_mapping()[next(iter(given))] in given.values()
+        now = {**FleetConfig(run_dir=str(tmp_path)).to_mapping(), **given}
+        assert continued_settings(tmp_path, now) == now
