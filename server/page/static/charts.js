@@ -2,7 +2,8 @@
 
 /** The charts, drawn by Apache ECharts on canvases; each has a sentence for screen readers. */
 const Charts = (() => {
-  const PARTS = { mean: "#0072b2", failures: "#d55e00", bonus: "#e69f00", draw: "#8a6d00", queue: "#009e73" };
+  const PARTS = { mean: "#0072b2", failures: "#d55e00", bonus: "#e69f00", draw: "#8a6d00", queue: "#009e73",
+    accuracy: "#56b4e9", loss: "#cc79a7", turn: "#56b4e9", chance: "#888888", floor: "#009e73", weight: "#56b4e9" };
   const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a6d00"];
   const BARS = 60;
   const charts = new Map(); // element -> { chart, option, due }
@@ -44,7 +45,7 @@ const Charts = (() => {
     if (!found.chart) found.chart = echarts.init(found.element);
     const ink = style("--ink"), line = style("--line"), soft = style("--soft");
     const axis = (each) => ({
-      ...each, nameTextStyle: { color: soft }, axisLabel: { color: soft, hideOverlap: true, ...each.axisLabel },
+      ...each, nameTextStyle: { color: soft }, axisLabel: { color: soft, hideOverlap: true, ...(each.type === "value" ? { formatter: (value) => String(Number(value.toPrecision(4))) } : {}), ...each.axisLabel },
       axisLine: { lineStyle: { color: line } }, splitLine: { lineStyle: { color: line } },
     });
     const option = found.option;
@@ -181,6 +182,14 @@ const Charts = (() => {
       tooltip: { trigger: "axis", axisPointer: { type: "shadow" } },
     }, `Scores of round ${shown.round} by rank, in the parts ${parts.join(", ")}; the table below has the numbers.${untried ? ` ${untried} clients were never tried.` : ""}`);
   }
+
+  // On paper everything is in sight.
+  addEventListener("beforeprint", () => {
+    for (const found of charts.values()) {
+      found.visible = true;
+      draw(found);
+    }
+  });
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const found of charts.values()) {

@@ -24,7 +24,7 @@ const Format = {
     if (value === "-inf") return "−∞";
     const size = Math.abs(value);
     if (size < 1e-9) return "0";
-    if (size < 1e-4 || size >= 1e6) return value.toExponential(1).replace("-", "−");
+    if (size < 1e-4 || size >= 1e6) return value.toExponential(1).replaceAll("-", "−");
     return value.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(size)))).replace("-", "−");
   },
 

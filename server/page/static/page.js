@@ -19,7 +19,7 @@ const Page = {
 };
 
 (() => {
-  const STATES = { running: "running", ended: "ended", silent: "no sign of life" };
+  const STATES = { running: "running", ended: "ended", silent: "no sign of life", gone: "its folder is gone", "not begun": "not begun" };
   const LOST = "this page's server does not answer";
   let fetching = false, again = false;
 
@@ -62,8 +62,8 @@ const Page = {
     document.title = `${run.name}: round ${top.round}`;
     setText(byId("name"), run.name);
     const what = [run.simulated ? "simulation" : "fleet", run.policy, `${run.num_selected ?? "–"} clients a round`, `deadline ${Format.seconds(run.tau_max_s)}`];
-    setText(byId("what"), run.exists ? what.join(" · ") : "waiting for the run to begin");
-    const badge = byId("state"), text = Page.saved ? `saved: ${STATES[run.state]}` : run.exists ? STATES[run.state] : "not begun";
+    setText(byId("what"), run.exists ? what.join(" · ") : run.state === "gone" ? "" : "waiting for the run to begin");
+    const badge = byId("state"), text = Page.saved ? `saved: ${STATES[run.state]}` : STATES[run.state];
     badge.className = `badge ${run.state}`;
     setText(badge, text);
   }
