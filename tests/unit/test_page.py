@@ -26,6 +26,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from server.http_server import HttpServer
+from server.listener import listen
 from server.page.process import TOKEN_VARIABLE, page_process, page_token, page_url
 from server.page.run_view import RunView
 from server.page.saved import saved_page
@@ -536,6 +537,12 @@ def test_an_address_in_use_is_told_before_anything_begins(run: Run) -> None:
             page_process(run.path, address, print),
         ):
             pass
+
+
+@pytest.mark.parametrize("address", ["8501", ":8501", "::1:8501", "127.0.0.1:http", "nowhere"])
+def test_addresses_that_are_none_are_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        listen("page", address)
 
 
 # --- as one file ------------------------------------------------------------------------------
