@@ -106,7 +106,7 @@ def create_app(
     availability: float = 1.0,
     resume: bool = False,
     alarm_log: AlarmLog | None = None,
-    on_strategy: Callable[[ScheduledStrategy], None] = lambda strategy: None,
+    on_strategy: Callable[[ScheduledStrategy, RunHistory], None] = lambda strategy, history: None,
     on_summary: Callable[[dict[str, Any]], None] = lambda summary: None,
 ) -> ServerApp:
     """Create the ServerApp.
@@ -124,7 +124,7 @@ def create_app(
     alarm_log : AlarmLog, optional
         What is to watch the rounds.
     on_strategy : callable
-        Takes the strategy before it starts.
+        Takes the strategy before it starts, and the rounds of an earlier part of the run.
     on_summary : callable
         Takes the run in numbers, also if it was interrupted.
 
@@ -191,7 +191,7 @@ def create_app(
             )
         for hook in hooks:
             strategy.add_hook(hook)
-        on_strategy(strategy)
+        on_strategy(strategy, history)
 
         def finish(status: RunEnd) -> None:
             summary = None
