@@ -27,7 +27,7 @@ from .history import RunHistory
 from .resume import Checkpointer, load_checkpoint, restore
 from .round_log import RoundLog
 from .round_metrics import RoundMetrics
-from .run_directory import RunDirectory, load_model, lock_run, refuse_existing
+from .run_directory import RunDirectory, load_model, lock_run, read_rounds, refuse_existing
 from .trackers import RunEnd, TrackedRun, Trackers, require_trackers, tracker_names
 
 
@@ -179,7 +179,14 @@ def create_app(
                 checkpointer = Checkpointer(directory, config, strategy, timed)
                 checkpointer.begin(done)
                 strategy.add_hook(checkpointer)
-            tracked = TrackedRun(run_dir, noted, done) if config.tracker else None
+            if config.tracker:
+                names = [arm.name for arm in strategy.arms.arms]
+                tracked = TrackedRun(
+                    run_dir,
+                    noted,
+                    done,
+                    lambda first: read_rounds(run_dir, done, names, queues_from=first),
+                )
             strategy.add_hook(trackers.log_round)
         if alarm_log is not None:
             saver = checkpointer
