@@ -27,7 +27,7 @@ from .history import RunHistory
 from .resume import Checkpointer, load_checkpoint, restore
 from .round_log import RoundLog
 from .round_metrics import RoundMetrics
-from .run_directory import RunDirectory, load_model, lock_run, refuse_existing
+from .run_directory import RunDirectory, load_model, lock_run, read_rounds, refuse_existing
 from .trackers import RunEnd, TrackedRun, Trackers, require_trackers, tracker_names
 
 
@@ -106,7 +106,7 @@ def create_app(
     availability: float = 1.0,
     resume: bool = False,
     alarm_log: AlarmLog | None = None,
-    on_strategy: Callable[[ScheduledStrategy], None] = lambda strategy: None,
+    on_strategy: Callable[[ScheduledStrategy, RunHistory], None] = lambda strategy, history: None,
     on_summary: Callable[[dict[str, Any]], None] = lambda summary: None,
 ) -> ServerApp:
     """Create the ServerApp.
@@ -124,7 +124,7 @@ def create_app(
     alarm_log : AlarmLog, optional
         What is to watch the rounds.
     on_strategy : callable
-        Takes the strategy before it starts.
+        Takes the strategy before it starts, and the rounds of an earlier part of the run.
     on_summary : callable
         Takes the run in numbers, also if it was interrupted.
 
@@ -179,7 +179,14 @@ def create_app(
                 checkpointer = Checkpointer(directory, config, strategy, timed)
                 checkpointer.begin(done)
                 strategy.add_hook(checkpointer)
-            tracked = TrackedRun(run_dir, noted, done) if config.tracker else None
+            if config.tracker:
+                names = [arm.name for arm in strategy.arms.arms]
+                tracked = TrackedRun(
+                    run_dir,
+                    noted,
+                    done,
+                    lambda first: read_rounds(run_dir, done, names, queues_from=first),
+                )
             strategy.add_hook(trackers.log_round)
         if alarm_log is not None:
             saver = checkpointer
@@ -191,7 +198,7 @@ def create_app(
             )
         for hook in hooks:
             strategy.add_hook(hook)
-        on_strategy(strategy)
+        on_strategy(strategy, history)
 
         def finish(status: RunEnd) -> None:
             summary = None

@@ -104,7 +104,7 @@ class RunHistory:
         self._target_accuracy = target_accuracy
         self._tallies = Tallies()
         self._rtt_bins: Counter[int] = Counter()
-        self._time_s = 0.0
+        self._counted: RoundRecord | None = None  # the last round that was
         self._evaluated: RoundRecord | None = None  # the last round that was
         self._best_accuracy: float | None = None
         self._target: RoundRecord | None = None  # the first round that reached it
@@ -130,6 +130,18 @@ class RunHistory:
         return self._tallies
 
     @property
+    def last(self) -> RoundRecord | None:
+        """The last round."""
+        self._count_last()
+        return self._counted
+
+    @property
+    def evaluated(self) -> RoundRecord | None:
+        """The last round whose model was evaluated."""
+        self._count_last()
+        return self._evaluated
+
+    @property
     def target_reached(self) -> bool:
         """Whether the target accuracy has been reached."""
         self._count_last()
@@ -144,7 +156,7 @@ class RunHistory:
         reasons: Counter[str] = sum((tally.failures for tally in tallies), Counter())
         return {
             "rounds": tallies.rounds,
-            "time_s": self._time_s,
+            "time_s": self._counted.time_s if self._counted else 0.0,
             "accuracy": evaluated.accuracy if evaluated else None,
             "loss": evaluated.loss if evaluated else None,
             "best_accuracy": self._best_accuracy,
@@ -175,7 +187,7 @@ class RunHistory:
         if record is None:
             return
         self._tallies.count(record)
-        self._time_s = record.time_s
+        self._counted = record
         for rtt_s, reason in zip(record.rtt_s, record.reason, strict=True):
             if reason is None and rtt_s:
                 self._rtt_bins[math.ceil(math.log(rtt_s) / _BIN)] += 1

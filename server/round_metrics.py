@@ -64,15 +64,31 @@ class RoundMetrics:
         self._failures = sum((tally.failures for tally in before), Counter[str]())
         self._selections = np.array([tally.selections for tally in before], dtype=np.int64)
 
+    def of_earlier(self) -> RoundMetrics:
+        """Return what turns records of an earlier part into the same numbers, from round 1 on.
+
+        Their floors are the present ones, where there were no fewer clients, and their queues
+        those that the records hold.
+        """
+        floors = self._floors()
+        return RoundMetrics(lambda: floors, lambda: None, Tallies())
+
+    def count(self, record: RoundRecord) -> None:
+        """Take note of a round whose numbers nobody wants."""
+        self._failures.update(failure_kind(reason) for reason in record.reason if reason)
+        if (missing := record.num_arms - len(self._selections)) > 0:
+            self._selections = np.pad(self._selections, (0, missing))
+        np.add.at(self._selections, record.selected, 1)
+
     def __call__(self, record: RoundRecord) -> dict[str, float]:
-        """Return the numbers of a round; to be called once for each, in order."""
+        """Return the numbers of a round; this or :meth:`count` once for each, in order."""
+        self.count(record)
         waited_s = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
         completed_s = {
             arm: rtt
             for arm, rtt, reason in zip(record.selected, record.rtt_s, record.reason, strict=True)
             if reason is None
         }
-        self._failures.update(failure_kind(reason) for reason in record.reason if reason)
         rtt_s = _known(completed_s.values())
         found: dict[str, float | None] = {
             "round/time_s": record.time_s,
@@ -101,17 +117,20 @@ class RoundMetrics:
         return finite(found)
 
     def _owed(self, record: RoundRecord) -> dict[str, float | None]:
-        if (missing := record.num_arms - len(self._selections)) > 0:
-            self._selections = np.pad(self._selections, (0, missing))
-        np.add.at(self._selections, record.selected, 1)
-        floors, queues = self._floors(), self._queues()
+        floors: Floats = self._floors()
+        queues = self._queues() if record.queue is None else record.queue
         shortfall = None
-        if floors is not None:
+        if floors is not None and len(floors) <= record.num_arms:
             shares = self._selections[: len(floors)] / record.round
             shortfall = float(np.max(np.asarray(floors) - shares, initial=0.0))
         return {
             "floors/worst_shortfall": shortfall,
-            "floors/most_owed": None if queues is None else max(queues, default=None),
+            # In the precision of scores.bin: a round that is sent again has the same number.
+            "floors/most_owed": (
+                float(np.max(np.asarray(queues, dtype=np.float32)))
+                if queues is not None and len(queues)
+                else None
+            ),
         }
 
 

@@ -10,12 +10,13 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
 import filelock
+import numpy as np
 import safetensors.numpy
 import tomli_w
 from flwr.app import Array, ArrayRecord
@@ -24,7 +25,7 @@ from safetensors import SafetensorError
 from strategies import ConfigError
 from strategies.flower import LOGGER, Arm, RoundRecord
 
-from .score_log import ScoreLog, end_of
+from .score_log import ScoreLog, end_of, read_scores
 
 SCHEMA: Final = 1
 """Version of the lines in ``rounds.jsonl``."""
@@ -101,7 +102,9 @@ def lock_run(path: Path) -> filelock.BaseFileLock:
     return lock
 
 
-def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[RoundRecord]:
+def read_rounds(
+    path: Path, num_rounds: int, names: Sequence[str], *, queues_from: int | None = None
+) -> Iterator[RoundRecord]:
     """Read the first rounds of a run directory, one at a time.
 
     Parameters
@@ -112,6 +115,8 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[R
         How many.
     names : sequence of str
         What its arms are called, by index.
+    queues_from : int, optional
+        Round from which on to read the virtual queues too, where they were recorded.
 
     Raises
     ------
@@ -128,6 +133,10 @@ def read_rounds(path: Path, num_rounds: int, names: Sequence[str]) -> Iterator[R
             except (ValueError, TypeError, LookupError):
                 allowed = f"a run whose {file.name} can be read: line {found} is damaged"
                 raise ConfigError("resume", str(path), allowed) from None
+            if queues_from is not None and found >= queues_from:
+                scores = read_scores(path, json.loads(line))
+                if scores is not None and scores.owed is not None:
+                    record = replace(record, queue=scores.owed.astype(np.float64))
             yield record
     if found < num_rounds:
         raise ConfigError("resume", str(path), f"a run with {num_rounds} rounds in {file.name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -15,7 +16,7 @@ from client.wire import package_version
 from strategies.flower import RoundRecord, ScheduledStrategy
 
 from .alarms import AlarmLog
-from .history import Tallies
+from .history import RunHistory, Tallies
 from .stream_grid import StreamGrid
 
 _MAX_ROWS = 40
@@ -40,17 +41,31 @@ class RunStatus:
         self._begin_s = time.monotonic()
         self._lock = threading.Lock()  # guards what follows
         self._strategy: ScheduledStrategy | None = None
-        self._tallies = Tallies()  # since this server started, which may have resumed a run
+        self._tallies = Tallies()
         self._queues: list[float] | None = None
         self._floors: list[float] | None = None
         self._last: RoundRecord | None = None
         self._accuracy: float | None = None
         self._loss: float | None = None
 
-    def watch(self, strategy: ScheduledStrategy) -> None:
-        """Follow a strategy that is about to start."""
+    def watch(self, strategy: ScheduledStrategy, history: RunHistory) -> None:
+        """Follow a strategy that is about to start.
+
+        Parameters
+        ----------
+        strategy : ScheduledStrategy
+            The strategy.
+        history : RunHistory
+            The rounds of an earlier part of the run, which count too.
+        """
+        evaluated = history.evaluated
         with self._lock:
             self._strategy = strategy
+            self._tallies = deepcopy(history.tallies)
+            self._floors, self._queues = strategy.floors, strategy.queues
+            self._last = history.last
+            if evaluated is not None:
+                self._accuracy, self._loss = evaluated.accuracy, evaluated.loss
         strategy.add_hook(self._record)
 
     def snapshot(self, grid: StreamGrid) -> dict[str, Any]:
@@ -68,8 +83,9 @@ class RunStatus:
             the last one that ended, 0 before; times are in seconds, ``null`` is unknown. Each of
             ``arms`` has its state, ``selections``, ``completed``, ``mean_rtt_s``, ``last_rtt_s``,
             ``share`` of rounds against its ``floor``, virtual ``queue``, and ``failures`` by
-            reason. ``alarms`` are what to look at, each with ``kind`` and ``text``. What is
-            counted is counted since the server started, also if it resumed a run.
+            reason. ``alarms`` are what to look at, each with ``kind`` and ``text``. Rounds are
+            counted since the run began, also if this server resumed it; ``uptime_s``, and what
+            was refused, late or ignored, since this server started.
         """
         nodes = {node.node_id: node.name for node in grid.get_nodes()}
         # Who has just vanished is still waited for, but is not there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -31,11 +32,15 @@ from .round_metrics import RoundMetrics, summary_metrics
 _PROJECT: Final = "flower-client-scheduling"
 _IDS: Final = "trackers.json"
 """File of the run directory: what a resumed run needs to go on in the same place."""
+_TAKEN: Final = "_last_round"
+"""After the name of a tracker: the key under which it is noted what it has taken."""
 _MOST_WAITING: Final = 10_000
 """Rounds that are kept for a tracker that does not take them."""
 _BATCH: Final = 200
 _LINGER_S: Final = 1.0
 """Time between two batches that are not full: seldom much disturbs the measuring less."""
+_NOTE_S: Final = 1.0
+"""Least time between two notes of what was taken: rounds since the last are sent twice."""
 _RETRY_S: Final = 10.0
 _DRAIN_S: Final = 30.0
 """Longest wait for a tracker at the end; for a local one, without anything being written."""
@@ -81,6 +86,9 @@ class TrackedRun:
         All settings.
     done : int
         Rounds of an earlier part of the run.
+    read : callable
+        Reads these rounds one at a time, from the first one on, given the round from which on
+        the virtual queues are wanted too.
 
     Attributes
     ----------
@@ -90,13 +98,21 @@ class TrackedRun:
         When the run began, since the epoch [s].
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], done: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        done: int = 0,
+        read: Callable[[int], Iterator[RoundRecord]] = lambda first: iter(()),
+    ) -> None:
         self.folder = folder.resolve()
         self.name = self.folder.name
         self.settings = dict(settings)
         self.done = done
+        self.read = read
         self._lock = threading.Lock()
         self._noted: dict[str, Any] = {}
+        self._unwritable = False
         with suppress(OSError, ValueError):
             found = json.loads((folder / _IDS).read_text(encoding="utf-8"))
             self._noted = found if isinstance(found, dict) else {}
@@ -109,6 +125,16 @@ class TrackedRun:
         value = self._noted.get(key)
         return value if isinstance(value, str) else None
 
+    def taken(self, tracker: str) -> int:
+        """Return up to which round of the earlier part a tracker has taken all of them."""
+        value = self._noted.get(tracker + _TAKEN)
+        return min(value, self.done) if isinstance(value, int) else 0
+
+    def note_taken(self, tracker: str, last: int) -> None:
+        """Note up to which round a tracker has taken all of them, if it is not noted yet."""
+        if self._noted.get(tracker + _TAKEN, 0) != last:
+            self.note(tracker + _TAKEN, last)
+
     def note(self, key: str, value: str | float) -> None:
         """Note something for a later part of the run."""
         with self._lock:
@@ -118,8 +144,11 @@ class TrackedRun:
             try:
                 temporary.write_text(json.dumps(self._noted, indent=1) + "\n", encoding="utf-8")
                 os.replace(temporary, target)
+                self._unwritable = False
             except OSError as error:
-                LOGGER.warning("%s: %s", target, error.strerror)
+                if not self._unwritable:
+                    LOGGER.warning("%s: %s", target, error.strerror)
+                self._unwritable = True
 
 
 class Tracker(ABC):
@@ -186,7 +215,7 @@ class TensorBoardTracker(Tracker):
         self._writer: Any = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Open a file; what older ones say of rounds after the checkpoint counts no more."""
+        """Open a file; what older ones say of rounds that are still to come counts no more."""
         folder = run.folder / "tensorboard"
         folder.mkdir(exist_ok=True)
         resumed = any(folder.iterdir())
@@ -198,7 +227,7 @@ class TensorBoardTracker(Tracker):
         self._write(file_version="brain.Event:2")
         if resumed:
             start = self._session_log(status=self._session_log.START)
-            self._write(step=run.done + 1, session_log=start)
+            self._write(step=run.taken(self.package) + 1, session_log=start)
         self._write(step=run.done, summary=self._hparams_pb(run.settings, trial_id=run.name))
         rows = "".join(f"| {key} | {value} |\n" for key, value in run.settings.items())
         self._write_text("settings", "| setting | value |\n|---|---|\n" + rows, run.done)
@@ -301,6 +330,8 @@ class MlflowTracker(Tracker):
         self._client = client = self._mlflow.MlflowClient(tracking_uri=uri)
         if not self._run_id:
             self._run_id = self._reopen(run.noted("mlflow_run_id")) or self._create(run, artifacts)
+            if self._run_id != run.noted("mlflow_run_id"):
+                run.note_taken(self.package, 0)
             run.note("mlflow_run_id", self._run_id)
         known = client.get_run(self._run_id).data.params
         settings = {key: str(value)[: self._LONGEST] for key, value in run.settings.items()}
@@ -501,7 +532,7 @@ class Trackers:
             except Exception as error:
                 _say_dropped(name, error)
                 continue
-            writer = _Writer(name, tracker, run)
+            writer = _Writer(name, tracker, run, self._metrics.of_earlier())
             self._writers.append(writer)
             writer.start()
 
@@ -536,22 +567,29 @@ class _Writer:
     A local tracker is begun at once, by the caller: databases are laid out before times are
     measured. If its queue is full it is waited for, and dropped at the first error. A remote one
     is never waited for, and what it did not take is offered again; rounds for which there is no
-    room are lost, which is told.
+    room are lost, which is told. Rounds of an earlier part of the run that the tracker has not
+    got come first, from the run directory.
     """
 
-    def __init__(self, name: str, tracker: Tracker, run: TrackedRun) -> None:
+    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, metrics: RoundMetrics) -> None:
         self._name, self._tracker, self._run = name, tracker, run
+        self._metrics = metrics
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
         self._changed = threading.Condition()  # guards what follows
         self._waiting: deque[RoundPoint] = deque()
         self._end: Callable[[], None] | None = None
         self._last_step = run.done
+        self._taken = run.taken(name)  # the tracker has all rounds up to this one
+        self._num_earlier = run.done - self._taken  # that it has yet to take
         self._num_taken = 0
         self._num_lost = 0
         self._dropped = False
         # Of the thread alone:
         self._begun = False
         self._failing = False
+        self._earlier: Iterator[RoundPoint] = iter(())
+        self._again: list[RoundPoint] = []  # the next of them
+        self._note_s = -math.inf
 
     def start(self) -> None:
         """Begin."""
@@ -596,34 +634,80 @@ class _Writer:
         with self._changed:
             if self._num_lost:
                 LOGGER.warning("tracker %s: rounds missing: %d", self._name, self._num_lost)
+            begun, taken = self._begun, self._taken
+        if begun:
+            self._run.note_taken(self._name, taken)
 
     def _work(self) -> None:
         while not self._dropped:
             if not self._begun:
                 self._try(self._open)
                 continue
+            if self._num_earlier and not self._again:
+                self._try(self._read)
+                continue
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._end or self._dropped)
-                batch, end = list(islice(self._waiting, _BATCH)), self._end
+                self._changed.wait_for(
+                    lambda: self._again or self._waiting or self._end or self._dropped
+                )
+                batch, end = self._again or list(islice(self._waiting, _BATCH)), self._end
             if batch:
                 if self._try(lambda: self._tracker.log_rounds(batch)):  # noqa: B023
-                    with self._changed:
-                        if self._dropped:  # nobody waits any more
-                            return
-                        for _ in batch:
-                            self._waiting.popleft()
-                        self._num_taken += len(batch)
-                        self._changed.notify_all()
-                        self._changed.wait_for(self._is_due, _LINGER_S)
+                    self._take(batch)
             elif end is not None and self._try(end):
                 return
 
+    def _take(self, batch: Sequence[RoundPoint]) -> None:
+        """Strike out what was taken, note it, and wait for more."""
+        with self._changed:
+            if self._dropped:  # nobody waits any more
+                return
+            if self._again:
+                self._again = []
+                self._num_earlier -= len(batch)
+            else:
+                for _ in batch:
+                    self._waiting.popleft()
+            for point in batch:
+                if point.step == self._taken + 1:  # not after rounds that were lost
+                    self._taken = point.step
+            self._num_taken += len(batch)
+            self._changed.notify_all()
+        if time.monotonic() - self._note_s >= _NOTE_S:
+            self._note_s = time.monotonic()
+            self._run.note_taken(self._name, self._taken)
+        with self._changed:
+            self._changed.wait_for(self._is_due, _LINGER_S)
+
     def _is_due(self) -> bool:
-        return len(self._waiting) >= _BATCH or self._end is not None or self._dropped
+        waits = self._num_earlier > 0 or len(self._waiting) >= _BATCH
+        return waits or self._end is not None or self._dropped
 
     def _open(self) -> None:
+        # Before anything is replaced: what was there of the rounds that follow may be gone then.
+        self._run.note_taken(self._name, self._run.taken(self._name))
         self._tracker.begin(self._run)
+        self._taken = self._run.taken(self._name)
+        self._num_earlier = self._run.done - self._taken
+        self._earlier = self._read_earlier(self._taken + 1)
         self._begun = True
+
+    def _read_earlier(self, first: int) -> Iterator[RoundPoint]:
+        for record in self._run.read(first):
+            if record.round < first:
+                self._metrics.count(record)
+            else:
+                time_s = self._run.begin_s + record.time_s
+                yield RoundPoint(record.round, time_s, self._metrics(record))
+
+    def _read(self) -> None:
+        """Have the next rounds of the earlier part ready."""
+        try:
+            self._again = list(islice(self._earlier, _BATCH))
+        except Exception as error:
+            raise TrackerError(_one_line(error)) from None
+        if not self._again:
+            self._num_earlier = 0
 
     def _try(self, call: Callable[[], None]) -> bool:
         """Call and tell whether it went well; a fault is told once, until it has passed."""
@@ -653,7 +737,7 @@ class _Writer:
         if not self._dropped:
             self._dropped = True
             _say_dropped(self._name, error)
-            self._num_lost += len(self._waiting)
+            self._num_lost += self._num_earlier + len(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
 

@@ -117,7 +117,7 @@ class Simulation:
             settings=config.to_mapping(),
             availability=float(config.per_client("availability").mean()),
             resume=resume,
-            on_strategy=lambda strategy: self._write_truth(),
+            on_strategy=lambda strategy, history: self._write_truth(),
             on_summary=summaries.append,
         )
         context = Context(

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from server.alarms import Alarm, AlarmLog
+from server.history import RunHistory
 from server.metrics import metrics_server
 from server.presence import FILE, HEARTBEAT_S, PresenceWriter
 from server.status import RunStatus, status_table
@@ -81,7 +82,7 @@ def status() -> RunStatus:
     alarms.active = (Alarm("always-fails", 1, "b has failed 5 times in a row: client error"),)
     status = RunStatus(num_rounds=10, alarm_log=alarms)
     hooks: list[RoundHook] = []
-    status.watch(strategy(hooks))
+    status.watch(strategy(hooks), RunHistory(MODEL))
     play(hooks, 1, accuracy=0.75, loss=0.9)
     play(hooks, 2)
     play(hooks, 3, rtt_s=[None, None], reason=["timeout", "timeout"], stepped=False)
@@ -129,15 +130,24 @@ def test_rounds_are_counted_by_arm(status: RunStatus) -> None:
     assert newcomer["opted_out"]
 
 
-def test_shares_of_a_resumed_run_are_those_since_the_server_started() -> None:
+def test_a_resumed_run_is_counted_as_a_whole() -> None:
+    history = RunHistory(MODEL)
+    play([history.record], 1, accuracy=0.75, loss=0.9)
+    play([history.record], 2)
     status = RunStatus()
-    hooks: list[RoundHook] = []
-    status.watch(strategy(hooks))
-    play(hooks, 101)
-    play(hooks, 102, selected=[1], names=["b"], rtt_s=[0.5], completed=[True], reason=[None])
+    hooks: list[RoundHook] = [history.record]
+    status.watch(strategy(hooks), history)
     told = status.snapshot(Grid())  # type: ignore[arg-type]
-    assert told["round"] == 102
-    assert [arm["share"] for arm in told["arms"][:3]] == [0.5, 1.0, 0.0]
+    assert (told["round"], told["steps"], told["time_s"], told["accuracy"]) == (2, 2, 4.0, 0.75)
+    play(hooks, 3)
+    play(hooks, 4, selected=[1], names=["b"], rtt_s=[0.5], completed=[True], reason=[None])
+    told = status.snapshot(Grid())  # type: ignore[arg-type]
+    assert (told["round"], told["steps"]) == (4, 4)
+    a, b, c = told["arms"][:3]
+    assert [arm["share"] for arm in (a, b, c)] == [0.75, 1.0, 0.0]
+    assert [arm["selections"] for arm in (a, b, c)] == [3, 4, 0]
+    assert (a["mean_rtt_s"], b["failures"]) == (1.0, {"client error": 3})
+    assert history.tallies.rounds == 4, "which nothing else counts into"
 
 
 def test_people_see_who_is_away_first(status: RunStatus) -> None:

@@ -6,7 +6,9 @@ import json
 import logging
 import math
 import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -365,6 +367,43 @@ def test_a_resumed_run_goes_on_in_the_same_place_and_says_nothing_twice(tmp_path
         assert found[tag] == pytest.approx(series, rel=1e-6), tag
 
 
+def run_and_kill(settings: SimulationConfig, last: int, *, resume: bool) -> None:
+    """Run in a process that is killed after a round, whatever its trackers have yet to say."""
+    code = f"""
+import os, signal
+from simulation.config import SimulationConfig
+from simulation.runner import Simulation
+
+def kill(record, arrays):
+    if record.round == {last}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Simulation(SimulationConfig.from_mapping({settings.to_mapping()!r})).run([kill], resume={resume})
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("mnist")
+def test_what_a_kill_has_cut_off_is_sent_after_the_resumption(tmp_path: Path) -> None:
+    run_dir, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    Simulation(config(undisturbed, rounds=25)).run()
+    run_and_kill(config(run_dir, tracker="mlflow"), 17, resume=False)
+    assert len(mlflow_run(run_dir)[1]["round/time_s"]) < 14, (
+        "some before the checkpoint are missing"
+    )
+    run_and_kill(config(run_dir), 24, resume=True)  # TensorBoard is added
+    Simulation(config(run_dir, rounds=25)).run(resume=True)
+    assert set(scalars(run_dir)["round/time_s"]) == set(range(1, 26))
+    for read in (scalars, lambda path: mlflow_run(path)[1]):
+        found, want = read(run_dir), read(undisturbed)
+        assert found.keys() == want.keys()
+        for key in want:
+            if key == "floors/worst_shortfall":  # the first round's floors are not known any more
+                del found[key][1], want[key][1]
+            assert found[key] == want[key], key
+
+
 @pytest.mark.usefixtures("mnist")
 def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -582,6 +621,104 @@ def test_a_local_tracker_that_is_slow_is_waited_for_while_it_gets_on(
     assert "tracker r0: rounds missing: 10" in caplog.text
 
 
+def test_rounds_that_a_tracker_has_not_got_are_read_and_sent_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "_BATCH", 2)
+    num_read = 0
+
+    def read(first: int) -> Iterator[RoundRecord]:
+        nonlocal num_read
+        for number in range(1, 101):
+            num_read += 1
+            yield record(number)
+
+    class Counter(Recorder):
+        def log_rounds(self, points: Sequence[RoundPoint]) -> None:
+            super().log_rounds(points)
+            for point in points:
+                assert point.time_s == begin_s + 2.0 * point.step
+                assert point.metrics["failures/timeout"] == point.step, "all before are counted"
+
+    some, new = Counter(remote=True), Counter(remote=True)
+    made = {"some": lambda: some, "new": lambda: new}
+    monkeypatch.setattr(trackers, "TRACKERS", made)
+    before = TrackedRun(tmp_path, {"seed": 0})
+    before.note_taken("some", 90)
+    history = RunHistory(arrays(), (record(number) for number in range(1, 101)))
+    run = Trackers(["some", "new"], RoundMetrics(lambda: None, lambda: None, history.tallies))
+    some.open.clear()
+    new.open.clear()
+    tracked = TrackedRun(tmp_path, {"seed": 0}, 100, read)
+    begin_s = tracked.begin_s
+    run.begin(tracked)
+    run.log_round(record(101), arrays())
+    for recorder in (new, some):
+        recorder.open.set()
+    run.end(RunEnd.FINISHED, None)
+    assert some.steps == list(range(91, 102))
+    assert new.steps == list(range(1, 102))
+    after = TrackedRun(tmp_path, {"seed": 0}, 101, read)
+    assert (after.taken("some"), after.taken("new")) == (101, 101)
+    assert num_read == 200
+    run = Trackers(["some", "new"], metrics())
+    run.begin(after)
+    run.end(RunEnd.FINISHED, None)
+    assert num_read == 200, "nothing is missing any more"
+
+
+def test_what_was_lost_is_not_noted_as_taken_and_rounds_are_read_as_they_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "_BATCH", 2)
+    monkeypatch.setattr(trackers, "_MOST_WAITING", 3)
+    monkeypatch.setattr(trackers, "_DRAIN_S", 0.3)
+    num_read = 0
+
+    def read(first: int) -> Iterator[RoundRecord]:
+        nonlocal num_read
+        for number in range(1, 11):
+            num_read += 1
+            yield record(number)
+
+    slow = Recorder(remote=True)
+    monkeypatch.setattr(trackers, "TRACKERS", {"slow": lambda: slow})
+    run = Trackers(["slow"], metrics())
+    began = TrackedRun(tmp_path, {"seed": 0}, 10, read)
+    run.begin(began)
+    while not slow.steps:
+        time.sleep(0.01)
+    slow.open.clear()
+    for number in range(11, 21):
+        run.log_round(record(number), arrays())
+    time.sleep(0.1)
+    seen = num_read
+    assert seen <= 10
+    slow.open.set()
+    run.end(RunEnd.KILLED, None)
+    assert slow.steps == list(range(1, 14)), "what there was room for"
+    assert TrackedRun(tmp_path, {"seed": 0}, 20).taken("slow") == 13
+
+
+def test_earlier_rounds_that_cannot_be_read_cost_only_the_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(first: int) -> Iterator[RoundRecord]:
+        yield record(1)
+        raise OSError(5, "Input/output error")
+
+    remote = Recorder(remote=True)
+    monkeypatch.setattr(trackers, "TRACKERS", {"remote": lambda: remote})
+    run = Trackers(["remote"], metrics())
+    run.begin(TrackedRun(tmp_path, {"seed": 0}, 2, read))
+    run.end(RunEnd.FINISHED, None)
+    assert [r.getMessage() for r in caplog.records] == [
+        "tracker remote: [Errno 5] Input/output error; not used any more",
+        "tracker remote: rounds missing: 2",
+    ]
+    assert TrackedRun(tmp_path, {"seed": 0}, 2).taken("remote") == 0
+
+
 def test_what_is_of_no_use_to_repeat_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -599,9 +736,11 @@ def test_what_is_of_no_use_to_repeat_is_not_repeated(
 def test_mlflow_starts_anew_in_a_store_that_has_not_got_the_run(tmp_path: Path) -> None:
     (tmp_path / "trackers.json").write_text('{"begin_s": 1.5, "mlflow_run_id": "elsewhere"}')
     run = TrackedRun(tmp_path, {"seed": 0}, done=2)
+    run.note_taken("mlflow", 2)
     tracker = trackers.MlflowTracker()
     assert not tracker.remote
     tracker.begin(run)
+    assert run.taken("mlflow") == 0, "it has none of the rounds"
     tracker.log_rounds([RoundPoint(3, 1.5 + 4.0, {"round/time_s": 4.0})])
     tracker.end(RunEnd.FINISHED, 3, {})
     assert mlflow_run(tmp_path)[1] == {"round/time_s": {3: 4.0}}
