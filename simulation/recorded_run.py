@@ -7,11 +7,14 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from server.run_directory import count_rounds, read_rounds
+from simulation.wording import plain
 from strategies.base import ConfigError
 from strategies.flower import RoundRecord
+
+_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,18 @@ class RecordedRun:
             raise ConfigError("run", str(self.path), error.allowed) from None
 
 
+def require_run(path: Path) -> None:
+    """Refuse a folder that is no run directory.
+
+    Raises
+    ------
+    ConfigError
+        If it has no settings; it names the runs in the folder, if there are any.
+    """
+    if not (path / "config.toml").exists():
+        raise _no_run(path, "")
+
+
 def open_run(path: Path) -> RecordedRun:
     """Open a run directory for reading.
 
@@ -116,5 +131,15 @@ def open_run(path: Path) -> RecordedRun:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise ConfigError("run", str(path), f"a run directory ({reason})") from None
+        raise _no_run(path, f" ({reason})") from None
     return RecordedRun(path, config, arms, num_rounds, strategy, num_selected, tau_max_s)
+
+
+def _no_run(path: Path, reason: str) -> ConfigError:
+    runs = sorted(each.parent.name for each in path.glob("*/config.toml"))
+    if runs and not (path / "config.toml").exists():
+        listed = ", ".join(plain(name) for name in runs[:_MOST_NAMED])
+        more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+        what = "the run" if len(runs) == 1 else "the runs"
+        reason = f": {path} holds {what} {listed}{more}"
+    return ConfigError("run", str(path), f"a run directory{reason}")

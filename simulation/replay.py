@@ -31,6 +31,19 @@ _CHANCE: Final = 0.001
 """How rarely a record is called changed that is not."""
 _MOST_SAMPLES: Final = 2000
 _BLOCK: Final = 64
+_WELL_KNOWN: Final = 2 * FEW
+"""From so many times on a client's law is its own."""
+_LEAST_SAMPLES: Final = 64
+"""Size of the sample of a client hardly known."""
+_UNSEEN: Final = 0.5
+"""For how many recorded times the one counts that nobody has seen."""
+_TINY_S: Final = 1e-9
+_LOGIT_RATES: Final = np.linspace(-8.0, 4.0, 25)
+"""Usual failure rates of a fleet, as logits."""
+_RATE_WEIGHTS: Final = np.geomspace(5.0, 500.0, 7)
+"""For how many rounds of its own the fleet's rate counts with a client."""
+_ODD_SHARES: Final = (0.001, 0.01, 0.1)
+"""Shares of clients that fail at rates of their own."""
 _INTERVAL: Final = (0.025, 0.975)
 
 
@@ -144,9 +157,21 @@ def record_of(run: RecordedRun) -> Record:
 class RecordedFleet:
     """Draw each arm's time from those that were recorded of it; availability as recorded.
 
-    Every row of the batch has a bootstrap sample of each arm's record for its law, so that rows
-    differ by what the record leaves open. An arm without a record has that of all others. The
-    order of the record is lost: what changed in the course of the run is mixed.
+    Every row of the batch has laws of its own that the record may come from, so that rows differ
+    by what the record leaves open. Whether an arm fails is apart from how long it takes:
+
+    - An arm fails either as arms of this fleet usually do, at rates about one mean, or at a rate
+      of its own, which may be any. How often the first, how much those differ and how many are of
+      the second kind is drawn for each row from what the whole record says, then each arm's rate
+      given its own rounds. So who was tried once and failed is mostly bad luck in a fleet where
+      others hardly fail, and who fails always goes on failing.
+    - The times of an arm that completed 20 rounds or more are a bootstrap sample of its own. Of
+      an arm with n times only n / 20 of the sample are; the rest come from a pool of all times in
+      which those of arms seldom tried weigh most: policies seldom try the slow. The pool's weights
+      are drawn for each row (a Bayesian bootstrap), and so is one time beyond the pool's median
+      that nobody has seen yet: few rounds do not show the longest times.
+
+    The order of the record is lost: what changed in the course of the run is mixed.
 
     Parameters
     ----------
@@ -167,14 +192,9 @@ class RecordedFleet:
         self._record = record
         self._seed = seed
         rng = np.random.default_rng(seed.spawn(1)[0])
-        everybody = np.concatenate([values for values in record.samples_s if values.size])
-        laws = []
-        for values in record.samples_s:
-            known = values if values.size else everybody
-            if known.size > _MOST_SAMPLES:  # more than enough for its law
-                known = rng.choice(known, _MOST_SAMPLES, replace=False)
-            laws.append(known[rng.integers(0, known.size, (*batch_shape, known.size))])
-        self._laws = laws
+        (num_rows,) = batch_shape
+        self._failure = _failure_rates(record.samples_s, num_rows, rng)
+        self._laws = _time_laws(record.samples_s, record.tau_max_s, num_rows, rng)
         self._block = -1
         self._times_s: FloatArray = np.empty(0)
 
@@ -198,8 +218,9 @@ class RecordedFleet:
 
     def expected_time_s(self, tau_max_s: float, t: int = 1) -> FloatArray:
         """Return the means of the laws [s], (num_rows, num_arms)."""
-        means = [np.minimum(law, tau_max_s).mean(axis=-1) for law in self._laws]
-        return np.stack(means, axis=-1)
+        means_s = [np.minimum(law, tau_max_s).mean(axis=-1) for law in self._laws]
+        done_s = np.stack(means_s, axis=-1)
+        return np.asarray(done_s + self._failure * (tau_max_s - done_s))
 
     def _draw(self, block: int) -> FloatArray:
         key = (*self._seed.spawn_key, 1, block)
@@ -209,7 +230,72 @@ class RecordedFleet:
         for arm, law in enumerate(self._laws):
             which: IntArray = rng.integers(0, law.shape[-1], (_BLOCK, num_rows))
             times_s[..., arm] = law[np.arange(num_rows), which]
+        times_s[rng.random(times_s.shape) < self._failure] = np.inf
         return times_s
+
+
+def _failure_rates(
+    samples_s: Sequence[FloatArray], num_rows: int, rng: np.random.Generator
+) -> FloatArray:
+    """Draw how often each arm fails, given the record, (num_rows, num_arms).
+
+    A mixture of Beta laws for the arms; its mean, weight and share of odd ones on a grid.
+    """
+    from scipy.special import betaln, expit
+
+    tries = np.array([values.size for values in samples_s])
+    fails = np.array([np.count_nonzero(np.isinf(values)) for values in samples_s])
+    axes = (expit(_LOGIT_RATES), _RATE_WEIGHTS, _ODD_SHARES)
+    mean, weight, odd = (grid.reshape(-1, 1) for grid in np.meshgrid(*axes))
+    first, second = mean * weight, (1.0 - mean) * weight
+    log_chance = 0.5 * np.log(mean * (1.0 - mean))  # on a grid of logits: Jeffreys' prior
+    cases, counts = np.unique(np.stack([fails, tries]), axis=1, return_counts=True)
+    for (bad, all_), count in zip(cases.T, counts, strict=True):
+        usual = betaln(first + bad, second + all_ - bad) - betaln(first, second)
+        own = betaln(1.0 + bad, 1.0 + all_ - bad)
+        log_chance += count * np.logaddexp(np.log1p(-odd) + usual, np.log(odd) + own)
+    chance = np.exp(log_chance - log_chance.max()).ravel()
+    drawn = rng.choice(chance.size, num_rows, p=chance / chance.sum())
+    first, second, odd = first[drawn], second[drawn], odd[drawn]
+    usual = betaln(first + fails, second + tries - fails) - betaln(first, second)
+    own = betaln(1.0 + fails, 1.0 + tries - fails)
+    is_odd = rng.random(usual.shape) < expit(np.log(odd) + own - np.log1p(-odd) - usual)
+    first, second = np.where(is_odd, 1.0, first), np.where(is_odd, 1.0, second)
+    return np.asarray(rng.beta(first + fails, second + tries - fails))
+
+
+def _time_laws(
+    samples_s: Sequence[FloatArray], tau_max_s: float, num_rows: int, rng: np.random.Generator
+) -> list[FloatArray]:
+    """Draw samples of what each arm takes when it does not fail [s]; (num_rows, any) per arm."""
+    own_s = [values[np.isfinite(values)] for values in samples_s]
+    pool_s = np.concatenate(own_s)
+    if not pool_s.size:
+        return [np.full((num_rows, 1), tau_max_s) for _ in own_s]
+    weights = np.concatenate([np.full(v.size, (FEW / (FEW + v.size)) ** 2) for v in own_s])
+    if pool_s.size > _MOST_SAMPLES:
+        chance = weights / weights.sum()
+        kept = rng.choice(pool_s.size, _MOST_SAMPLES, replace=False, p=chance)
+        pool_s, weights = pool_s[kept], np.full(_MOST_SAMPLES, weights.sum() / _MOST_SAMPLES)
+    median_s = max(float(np.median(pool_s)), _TINY_S)
+    unseen_s = np.exp(rng.uniform(np.log(median_s), np.log(tau_max_s), (num_rows, 1)))
+    pools_s = np.hstack([np.broadcast_to(pool_s, (num_rows, pool_s.size)), unseen_s])
+    parts = rng.standard_gamma([*weights, _UNSEEN], pools_s.shape)
+    levels = np.cumsum(parts, axis=1) / parts.sum(axis=1, keepdims=True)
+    levels = (levels + np.arange(num_rows)[:, None]).ravel()
+    laws = []
+    for own in own_s:
+        known = own
+        if own.size > _MOST_SAMPLES:  # more than enough for its law
+            known = rng.choice(own, _MOST_SAMPLES, replace=False)
+        law = np.empty((num_rows, max(known.size, _LEAST_SAMPLES)))
+        if known.size:
+            law[:] = known[rng.integers(0, known.size, law.shape)]
+        row, column = np.nonzero(rng.random(law.shape) >= own.size / _WELL_KNOWN)
+        place = np.searchsorted(levels, row + rng.random(row.size), side="right")
+        law[row, column] = pools_s.ravel()[np.minimum(place, levels.size - 1)]
+        laws.append(law)
+    return laws
 
 
 @dataclass(frozen=True)
@@ -319,7 +405,7 @@ def caveats(record: Record, found: Sequence[Replayed]) -> list[str]:
     if rare:
         lines.append(
             f"Fewer than {FEW} rounds were recorded of {_listed(record, rare)}: what is played of "
-            "them is a guess."
+            "them is mostly drawn from what others did."
         )
     return lines
 

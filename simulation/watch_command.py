@@ -10,7 +10,8 @@ from rich.console import Console
 
 from server.command_line import stoppable
 from server.page.process import DEFAULT_ADDRESS, page_token, serve_page
-from strategies import ConfigError
+from simulation.output_file import refuse_other
+from simulation.recorded_run import require_run
 
 
 @click.command("watch")
@@ -23,19 +24,23 @@ from strategies import ConfigError
 )
 @click.option(
     "--save",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Write the page as one HTML file instead of serving it.",
 )
-def watch(run: Path, address: str, save: Path | None) -> None:
-    """Show RUN in the browser until Ctrl-C; a page only reads, so it cannot disturb the run."""
-    if not (run / "config.toml").exists():
-        raise ConfigError("run", str(run), "a run directory")
+@click.option("--force", is_flag=True, help="Let --save overwrite what is no earlier page.")
+def watch(run: Path, address: str, save: Path | None, force: bool) -> None:
+    """Show RUN in the browser until Ctrl-C; a page only reads, so it cannot disturb the run.
+
+    --save replaces an earlier page, any other file only with --force, and a file of a run never.
+    """
+    require_run(run)
     if save is not None:
         from server.page.run_view import RunView
-        from server.page.saved import saved_page
+        from server.page.saved import MARK, saved_page
         from server.run_directory import write_whole
 
+        refuse_other("save", save, mark=MARK, what="page", force=force)
         view = RunView(run)
         view.refresh()
         write_whole(save, saved_page(view))

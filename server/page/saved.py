@@ -20,6 +20,8 @@ SCRIPTS: Final = (
     "page.js",
 )
 """The page's scripts, in order; the first is Apache ECharts 6.1.0, unchanged."""
+MARK: Final = '<meta name="generator" content="flower-client-scheduling page">'
+"""What tells our pages from other files."""
 _MAX_ROUNDS_BYTES: Final = 8 << 20
 """Rounds with all scores fill at most so much of the file, the latest first."""
 
@@ -54,7 +56,7 @@ def saved_page(view: RunView) -> str:
     page = static("page.html")
     meta = '<meta charset="utf-8">'
     changes = {
-        meta: f"{meta}\n"
+        meta: f"{meta}\n{MARK}\n"
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">',
         '<link rel="stylesheet" href="static/page.css">': f"<style>{style}</style>",
         "</body>": f'<script type="application/json" id="saved">{_inert(data)}</script>\n'

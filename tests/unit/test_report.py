@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from server.config import ServerConfig
+from server.page.saved import MARK as PAGE_MARK
 from server.run_directory import MAX_LISTED_ARMS
 from simulation.cli import main
 from simulation.paper.estimate import Estimate
@@ -23,6 +25,7 @@ from simulation.recorded_run import open_run
 from simulation.replay import (
     RECORDED,
     Record,
+    RecordedFleet,
     caveats,
     changed_arms,
     read_record,
@@ -283,6 +286,56 @@ def test_good_luck_is_told_beside_what_it_would_explain() -> None:
     assert "when replayed" not in replace(found, recorded_s=119.0).sentence
 
 
+def test_what_hangs_on_clients_hardly_tried_is_no_number() -> None:
+    found = Answer(
+        policy="cs-ucb",
+        other="random",
+        recorded_s=100.0,
+        again_s=None,
+        other_s=Estimate(300.0, 120.0, 600.0, 40),
+        saved_s=Estimate(200.0, 20.0, 500.0, 40),
+        saved_share=Estimate(0.66, 0.15, 0.83, 40),
+        paired=True,
+        num_rounds=10,
+        of_rounds=10,
+        caveats=(),
+        little_known=0.22,
+    )
+    assert found.sentence == (
+        "Scheduling with cs-ucb took 100 s. What random selection would have taken cannot be told "
+        "well: 22 % of what it selects are clients that this run hardly tried. It is somewhere "
+        "between 120 s and 600 s: scheduling saved between 15 % and 83 %."
+    )
+    worse = Estimate(-50.0, -80.0, -10.0, 40)
+    dearer = replace(found, saved_s=worse, saved_share=Estimate(-0.5, -0.8, -0.1, 40))
+    assert dearer.sentence.endswith("scheduling cost between 10 % and 80 % more.")
+    unresolved = replace(found, saved_s=Estimate(10.0, -10.0, 20.0, 40))
+    unresolved = replace(unresolved, saved_share=Estimate(0.1, -0.1, 0.2, 40), policy="random")
+    assert unresolved.sentence.endswith("would have saved time is open (−10 % to 20 %).")
+    assert "cannot be told well" not in replace(found, little_known=0.05).sentence
+
+
+def test_the_headline_of_a_run_says_that_it_hardly_tried_some(tmp_path: Path) -> None:
+    rounds = [a_round(n, {0: 0.2, 1: 0.3}) for n in range(1, 100)]
+    rounds += [a_round(100, {0: 0.2, 2: 1.5}), a_round(101, {1: 0.3, 3: None})]
+    run = a_run(tmp_path / "run", rounds)
+    page = reported(run)
+    assert re.search(r"cannot be told well: \d+ % of what it selects", page.text)
+    assert ("p", {"class": "answer open"}) in page.tags
+
+
+def test_a_run_in_which_nobody_delivered_says_so(tmp_path: Path) -> None:
+    rounds = [a_round(n, {0: None, 1: None}) for n in range(1, 31)]
+    run = a_run(tmp_path / "run", rounds)
+    found = answer(read_record(run), 4)
+    assert not found.resolved
+    assert found.sentence == (
+        "Nobody delivered anything in time: 30 rounds with cs-ucb-adaptive took 150 s, each "
+        "selection counted with the whole deadline. Such a run does not say what scheduling saves."
+    )
+    assert "Nobody delivered" in reported(run).text
+
+
 def test_no_difference_is_said_to_be_none(tmp_path: Path) -> None:
     rounds = [a_round(n, {n % 4: 1.0 + n % 3, (n + 1) % 4: 1.0 + n % 5}) for n in range(1, 100)]
     found = answer(read_record(a_run(tmp_path / "run", rounds, strategy="round-robin")), 40)
@@ -393,6 +446,74 @@ def test_changed_clients_are_named(tmp_path: Path) -> None:
     assert "drifts" in line
     assert "\x1b" not in line
     assert "stays" not in line
+
+
+def drawn(samples_s: list[list[float]], num_rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a fleet with such a record draws: times and failures, (rounds, rows, arms)."""
+    count, num_rounds = len(samples_s), 256
+    there = np.ones((num_rounds, count), dtype=np.bool_)
+    record = Record(
+        names=tuple(f"c{arm}" for arm in range(count)),
+        policy="random",
+        num_selected=1,
+        num_rounds=num_rounds,
+        tau_max_s=5.0,
+        samples_s=tuple(np.array(values) for values in samples_s),
+        available=there,
+        member=there,
+        floors=(),
+        params={},
+        time_s=1.0,
+        measured_s=1.0,
+    )
+    fleet = RecordedFleet(record, (num_rows,), np.random.SeedSequence(0))
+    draws = [fleet.round(t) for t in range(1, num_rounds + 1)]
+    times_s = np.stack([draw.round_trip_time_s for draw in draws])
+    cost_s = np.minimum(times_s, 5.0).mean(axis=0)
+    assert fleet.expected_time_s(5.0) == pytest.approx(cost_s, abs=1.0)
+    assert fleet.expected_time_s(5.0).mean() == pytest.approx(cost_s.mean(), rel=0.02)
+    return times_s, np.stack([draw.failed for draw in draws])
+
+
+FAILED = float("inf")
+
+
+def test_one_failure_of_one_is_mostly_bad_luck() -> None:
+    usual = [0.1] * 97 + [FAILED] * 3
+    _, failed = drawn([usual, usual, usual, usual, [FAILED]])
+    by_row = failed.mean(axis=0)[:, 4]
+    assert np.median(by_row) < 0.1
+    assert by_row.mean() < 0.5
+    assert by_row.max() > 0.5, "that it always fails is possible"
+
+
+def test_who_always_fails_goes_on_failing() -> None:
+    usual = [0.1] * 100
+    _, failed = drawn([usual, usual, usual, [FAILED] * 30, [FAILED] * 5])
+    assert failed[..., 3].mean() > 0.95
+    assert failed[..., 4].mean() > 0.75
+    assert failed[..., :3].mean() < 0.01
+
+
+def test_well_known_clients_keep_their_own_times_and_failures() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.gamma(9, 1 / 9, 300).tolist(), rng.gamma(9, 1 / 90, 300).tolist()
+    second[:60] = [FAILED] * 60
+    times_s, failed = drawn([first, second, [3.0]])
+    assert set(times_s[..., 0][~failed[..., 0]].tolist()) <= set(first)
+    assert set(times_s[..., 1][~failed[..., 1]].tolist()) <= set(second)
+    assert failed[..., 1].mean() == pytest.approx(0.2, abs=0.02)
+    assert failed[..., 0].mean() < 0.01
+
+
+def test_repetitions_differ_by_what_is_not_known() -> None:
+    rng = np.random.default_rng(0)
+    times_s, failed = drawn(
+        [rng.gamma(9, 1 / 9, 300).tolist(), rng.gamma(9, 1 / 9, 300).tolist(), [1.0], []]
+    )
+    cost_s = np.minimum(times_s, 5.0).mean(axis=0)
+    assert (cost_s[:, 2:].std(axis=0) > 2 * cost_s[:, 0].std()).all()
+    assert (failed.mean(axis=(0, 1)) < 0.1).all()
 
 
 # --- stragglers -----------------------------------------------------------------------------------
@@ -578,6 +699,76 @@ def test_of_many_clients_the_slowest_and_those_short_of_their_floors_are_listed(
 # --- files ----------------------------------------------------------------------------------------
 
 
+def test_files_of_a_run_are_never_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = (a_run(tmp_path / name, steady(20)) for name in ("run", "other"))
+    (run / "checkpoint").mkdir()
+    (run / "checkpoint" / "state").write_text("state")
+    (tmp_path / "link").symlink_to(run)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for target in (
+        run / "rounds.jsonl",
+        run / "checkpoint" / "state",
+        tmp_path / "link" / "config.toml",
+        other / "arms.json",
+    ):
+        for command in ("report", str(run), "--out"), ("watch", str(run), "--save"):
+            assert main([*command, str(target), "--force"]) == 2
+            assert "nothing overwrites files of the run" in one_error(capsys)
+    after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert after == before
+
+
+def test_saved_pages_are_replaced_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "run", steady(20))
+    page = run / "page.html"
+    for _ in range(2):
+        assert main(["watch", str(run), "--save", str(page)]) == 0
+    assert main(["report", str(run), "--seeds", "2"]) == 0
+    capsys.readouterr()
+    assert main(["watch", str(run), "--save", str(run / "report.html"), "--force"]) == 2
+    assert "nothing overwrites" in one_error(capsys)
+    other = tmp_path / "other.html"
+    other.write_text("mine")
+    assert main(["watch", str(run), "--save", str(other)]) == 2
+    assert "must be a new file or an earlier page (--force overwrites)" in one_error(capsys)
+    assert other.read_text() == "mine"
+    assert main(["watch", str(run), "--save", str(other), "--force"]) == 0
+    assert PAGE_MARK in other.read_text()
+
+
+@pytest.mark.parametrize("command", [("report", "--out"), ("watch", "--save")])
+@pytest.mark.parametrize("name", ["fifo", "folder", ""])
+def test_only_files_are_written(
+    command: tuple[str, str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "run", steady(20))
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    target = str(tmp_path / name) if name else ""
+    assert main([command[0], str(run), command[1], target, "--force"]) == 2
+    assert "must be the name of a file, not of a folder, pipe or device" in one_error(capsys)
+    assert (tmp_path / "fifo").is_fifo()
+
+
+@pytest.mark.parametrize("command", ["report", "replay", "watch"])
+def test_the_runs_of_a_comparison_are_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "compared"
+    base.mkdir()
+    a_run(base / "random", steady(5))
+    assert main([command, str(base)]) == 2
+    assert one_error(capsys).endswith(f"must be a run directory: {base} holds the run random")
+    for name in "abcdef":
+        a_run(base / name, steady(5))
+    assert main([command, str(base)]) == 2
+    assert "holds the runs a, b, c, d, e and 2 more" in one_error(capsys)
+
+
 def test_only_reports_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run(tmp_path / "run", steady(20))
     reported(run)
@@ -605,7 +796,7 @@ def test_only_reports_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture
         (lambda run: (run / "arms.json").write_text('[{"name": "a"}, {"name": "b"}]'), "every", 2),
         (lambda run: (run / "rounds.jsonl").unlink(), "must be a run with rounds", 2),
         (lambda run: (run / "rounds.jsonl").write_text("{}\n"), "line 1 is damaged", 2),
-        (lambda run: (run / "report.html").mkdir(), "report.html: Is a directory", 1),
+        (lambda run: (run / "report.html").mkdir(), "must be the name of a file", 2),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(

@@ -1,0 +1,74 @@
+"""Files that commands write: never over what somebody else, or a run, has written."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Final
+
+from server.run_directory import ROUNDS
+from strategies import ConfigError
+
+_HEAD: Final = 4096
+"""Bytes in which the mark of a page is found."""
+_BEGINNING: Final = b"<!doctype html>"
+
+
+def refuse_other(key: str, target: Path, *, mark: str, what: str, force: bool) -> None:
+    """Refuse to write a page over anything but an earlier one of its kind.
+
+    Files of a run are never overwritten, others if the user insists.
+
+    Parameters
+    ----------
+    key : str
+        What the option is called.
+    target : Path
+        File to write.
+    mark : str
+        What pages of this kind have in their heads.
+    what : str
+        What they are called.
+    force : bool
+        Whether the user insists.
+
+    Raises
+    ------
+    ConfigError
+        If it may not be written.
+    OSError
+        If it cannot be looked at.
+    """
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        if not target.is_symlink():
+            return
+        mode = stat.S_IFREG
+    if not stat.S_ISREG(mode):
+        raise ConfigError(key, str(target), "the name of a file, not of a folder, pipe or device")
+    if _is_page(target, mark):
+        return
+    if run := _run_of(target):
+        allowed = f"a new file or an earlier {what}: nothing overwrites files of the run {run}"
+        raise ConfigError(key, str(target), allowed)
+    if not force:
+        raise ConfigError(key, str(target), f"a new file or an earlier {what} (--force overwrites)")
+
+
+def _is_page(file: Path, mark: str) -> bool:
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(_HEAD)
+    except FileNotFoundError:  # a link to nothing
+        return False
+    return head.startswith(_BEGINNING) and mark.encode() in head
+
+
+def _run_of(target: Path) -> Path | None:
+    """Return the run directory that a file is in."""
+    folder = target.parent.resolve()
+    for each in (folder, *folder.parents):
+        if (each / "config.toml").exists() and (each / ROUNDS).exists():
+            return each
+    return None
