@@ -92,6 +92,7 @@ class Alarms:
         self._round = 0
         # Per round of the window: selected arms, who was a member, slowest answer, time-outs.
         self._window: deque[tuple[list[int], NDArray[np.bool_], float, int]] = deque()
+        self._num_selected = self._num_timeouts = 0  # of the window
         self._selected: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._present: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._failing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -156,9 +157,8 @@ class Alarms:
 
     def _answers(self) -> tuple[int, int, float]:
         """Return selections, missed deadlines and slowest answer [s] of the window."""
-        answers = sum(len(selected) for selected, *_ in self._window)
-        timeouts = sum(entry[3] for entry in self._window)
-        return answers, timeouts, max((entry[2] for entry in self._window), default=0.0)
+        slowest_s = max((entry[2] for entry in self._window), default=0.0)
+        return self._num_selected, self._num_timeouts, slowest_s
 
     def _of_run(self, saved_round: int) -> Iterator[Alarm]:
         answers, timeouts, slowest_s = self._answers()
@@ -209,10 +209,14 @@ class Alarms:
         self, selected: list[int], member: NDArray[np.bool_], slowest_s: float, timeouts: int
     ) -> None:
         self._window.append((selected, member, slowest_s, timeouts))
+        self._num_selected += len(selected)
+        self._num_timeouts += timeouts
         self._selected[selected] += 1
         self._present[: member.size] += member
         if len(self._window) > _WINDOW:
-            old, old_member, _, _ = self._window.popleft()
+            old, old_member, _, old_timeouts = self._window.popleft()
+            self._num_selected -= len(old)
+            self._num_timeouts -= old_timeouts
             self._selected[old] -= 1
             self._present[: old_member.size] -= old_member
 

@@ -87,9 +87,7 @@ class RunStatus:
             counted since the run began, also if this server resumed it; ``uptime_s``, and what
             was refused, late or ignored, since this server started.
         """
-        nodes = {node.node_id: node.name for node in grid.get_nodes()}
-        # Who has just vanished is still waited for, but is not there.
-        busy, opted_out = grid.busy() & nodes.keys(), grid.opted_out()
+        nodes, busy, opted_out = _who(grid)
         with self._lock:
             last = self._last
             arms = [] if self._strategy is None else list(self._strategy.arms.arms)
@@ -155,8 +153,7 @@ class RunStatus:
             that are no arms yet; ``last_seen`` has the arms that have left, and when [s since
             1970].
         """
-        nodes = {node.node_id: node.name for node in grid.get_nodes()}
-        busy, opted_out = grid.busy() & nodes.keys(), grid.opted_out()
+        nodes, busy, opted_out = _who(grid)
         with self._lock:
             arms = [] if self._strategy is None else list(self._strategy.arms.arms)
         connected = [arm.index for arm in arms if arm.node_id in nodes]
@@ -213,6 +210,13 @@ def status_table(status: Mapping[str, Any]) -> Table:
     if len(rows) > _MAX_ROWS:
         table.add_row(f"… and {len(rows) - _MAX_ROWS} more")
     return table
+
+
+def _who(grid: StreamGrid) -> tuple[dict[int, str], set[int], set[int]]:
+    """Return who is connected, by name, who of them is busy, and who has opted out."""
+    nodes = {node.node_id: node.name for node in grid.get_nodes()}
+    # Who has just vanished is still waited for, but is not there.
+    return nodes, grid.busy() & nodes.keys(), grid.opted_out()
 
 
 def _state(

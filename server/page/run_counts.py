@@ -1,4 +1,4 @@
-"""What a page counts of a run, round by round, in memory that grows with its clients alone."""
+"""What a page counts of a run, round by round: some tens of bytes a round, and its clients."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class RunCounts:
         }
         self._slowest = array("q")
         self._regret = array("d")
+        self._expected: tuple[tuple[int, int], FloatArray] = (0, 0), np.zeros(0)
         self._heat_width = 1
         self._heat_counts: NDArray[np.int64] = np.zeros((0, _HEAT_COLUMNS), dtype=np.int64)
 
@@ -119,11 +120,14 @@ class RunCounts:
         listed = record.num_arms <= MAX_LISTED_ARMS or len(record.available) == record.num_arms
         if not since or not listed:
             return
-        by_name = since[-1]["expected_time_s"]
-        try:
-            expected_s = np.array([by_name[name] for name in names])
-        except (KeyError, TypeError):  # somebody else's names
-            return
+        key = since[-1]["since_round"], len(names)
+        if self._expected[0] != key:
+            by_name = since[-1]["expected_time_s"]
+            try:
+                self._expected = key, np.array([by_name[name] for name in names])
+            except (KeyError, TypeError):  # somebody else's names
+                return
+        expected_s = self._expected[1]
         places = min(len(record.selected), len(record.available))
         lost_s = 0.0
         if places:

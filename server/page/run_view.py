@@ -45,6 +45,7 @@ class RunView:
         self.path = path
         self._files: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._arms: list[dict[str, Any]] = []
+        self._name_list: list[str] = []
         self._live: dict[str, Any] = {}
         self._truth: list[dict[str, Any]] = []
         self._summary: dict[str, Any] | None = None
@@ -65,6 +66,7 @@ class RunView:
                 checkpoint_every=int(self._config.get("checkpoint-every", 0)),
             )
         self._arms = self._read("arms.json", json.loads) or []
+        self._name_list = []
         self._live = self._read(PRESENCE, json.loads) or {}
         self._truth = self._read(TRUTH, json.loads) or []
         self._summary = self._read("summary.json", json.loads)
@@ -185,9 +187,12 @@ class RunView:
         return True
 
     def _names(self, num_arms: int) -> list[str]:
-        names = [str(arm.get("name")) for arm in self._arms]
-        # The list is written just after the first round of those who join.
-        return names + [f"client {arm}" for arm in range(len(names), num_arms)]
+        if len(self._name_list) < num_arms:
+            names = [str(arm.get("name")) for arm in self._arms]
+            # The list may be older than a round that was just written.
+            self._name_list = names + [f"client {arm}" for arm in range(len(names), num_arms)]
+        known = self._name_list
+        return known if len(known) == num_arms else known[:num_arms]
 
     # -- showing ------------------------------------------------------------------------------
 

@@ -297,7 +297,8 @@ def test_a_run_directory_that_cannot_be_understood_is_told_and_looked_at_again(r
         (run.path / "arms.json").write_text("[1, 2]")
         until(lambda: "error" in visitor.get("/state").json())
         (run.path / "arms.json").write_text(arms)
-        until(lambda: visitor.get("/state").json().get("top", {}).get("round") == 1)
+        until(lambda: "error" not in visitor.get("/state").json())
+        assert visitor.get("/state").json()["top"]["round"] == 1
 
 
 def until(condition: Callable[[], bool]) -> None:

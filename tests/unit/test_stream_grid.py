@@ -554,6 +554,7 @@ def test_a_namesake_gets_in_when_the_other_is_gone(fleet: Fleet) -> None:
     until(lambda: fleet.grid.num_refused)
     first.stop()
     until(lambda: (e := fleet.exchange("a")[0]).reply is not None and e.reply.has_error())
+    assert len(list(fleet.grid.get_node_ids())) == 1, "the namesake, in the place of the first"
 
 
 def test_names_that_are_made_up_do_not_fill_the_server(fleet: Fleet) -> None:

@@ -86,7 +86,7 @@ const Page = {
     if (top.refused) more.push(`${top.refused} refused`);
     setText(byId("t-busy"), more.join(", "));
     setText(byId("t-last"), Format.seconds(top.round_s));
-    setText(byId("t-deadline"), run.tau_max_s ? `of ${Format.seconds(run.tau_max_s)}` : "");
+    setText(byId("t-deadline"), run.tau_max_s ? `of ${Format.seconds(run.tau_max_s)}${top.suggested_tau_max_s ? `, ${Format.seconds(top.suggested_tau_max_s)} suggested` : ""}` : "");
     byId("t-meter").value = top.round_s && run.tau_max_s ? Math.min(1, top.round_s / run.tau_max_s) : 0;
   }
 
