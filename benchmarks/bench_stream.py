@@ -176,7 +176,7 @@ class Ours:
     def exchange(self, content: Any, clients: list[int]) -> None:
         from flwr.app import Message
 
-        from server.stream_grid import node_id_of
+        from server.connection import node_id_of
 
         messages = [Message(content, node_id_of(f"client-{i}"), "train") for i in clients]
         for exchange in self.grid.exchange(messages, 30.0):

@@ -5,14 +5,13 @@ messages into bytes and back, so that nothing but the network and the client lie
 stamps of a round trip. What both need to know is kept under one lock.
 
 Clients are not trusted, and who has not said hello is less than a client. Whatever one of them can
-make this process keep, do or log is bounded, each by a constant below.
+make this process keep, do or log is bounded, each by a constant here or in what this module uses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import json
 import math
@@ -20,15 +19,12 @@ import queue
 import secrets
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import grpc
-from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import Error, Message, UserConfig
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto, recorddict_to_proto
@@ -42,6 +38,10 @@ from client.arrays import read_message
 from strategies import ConfigError
 from strategies.flower import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, LimitedLog, OwnGrid
 
+from .attendance_log import AttendanceLog
+from .connection import FAREWELL_S, Connection, certified_names, host_of, is_server, node_id_of
+from .strangers import Strangers
+
 LOST: Final = "connection lost"
 """Failure of a message whose client went away with it."""
 UNREADABLE: Final = "unreadable reply"
@@ -50,15 +50,8 @@ UNREADABLE: Final = "unreadable reply"
 DEFAULT_MAX_CLIENTS: Final = 10_000
 
 _DENIED = "it is on the server's deny list"
-_HELLO_TIMEOUT_S = 10.0
-_MAX_STRANGERS = 2048  # connections that have not said hello; a fleet may come at once
 _KEEP_S = 3600.0  # how long a reply that nobody pulls outlives its message
 _LONGEST_WAIT_S = 3600.0
-_FAREWELL_S = 1.0  # longest wait for a last frame to go out
-_NEWS_S = 0.5  # between who comes or goes and the line in the log
-_NEWS_A_MINUTE = 20  # after that they are put off
-_NAMES_TOLD = 5
-_MINUTE_S = 60.0
 _UNKNOWN_WORK_S = 600.0  # how long a client is busy with what this server knows nothing of
 _MAX_UNKNOWN_WORK = 16  # of its ids
 _AVAILABILITY_S = 1.0  # between two changes of a client's mind: each one wakes the scheduler
@@ -67,68 +60,7 @@ _PAUSE_S = 0.02  # after each of them
 _MAX_REASON_LENGTH = 200
 _REVIEW_S = 2.0  # between two looks whether a connected client has been denied since
 _ACK_DELAY_S = 2.0  # mostly the client's next work comes first, and carries the acknowledgement
-_HEADER_BYTES = 4096  # room for a frame's header
 _Payload = tuple[bytes, bytes]  # parts of a serialised message
-
-_RESERVED_NODE_IDS = 2  # 0 means nobody to Flower, 1 is the SuperLink
-
-
-def node_id_of(name: str) -> int:
-    """Return the node id of a client: 63 bits of a hash of its name, the same for ever."""
-    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
-    return _RESERVED_NODE_IDS + number % (2**63 - _RESERVED_NODE_IDS)
-
-
-class _Connection:
-    """One client's stream."""
-
-    def __init__(self, context: grpc.aio.ServicerContext, hello: wire.Hello) -> None:
-        self.name = hello.name
-        self.node_id = node_id_of(hello.name)
-        self.session = hello.session
-        self.available = hello.available
-        self.max_payload_bytes = hello.max_message_bytes - _HEADER_BYTES
-        self.closing = False
-        self.left = False
-        self.stuck = False  # takes nothing any more
-        self.reader: asyncio.Future[None] | None = None
-        self.wanted: bool | None = None  # availability, until the next change is due
-        self.changed_s = -math.inf  # time of the last one
-        self.useless = 0  # frames that nobody waited for
-        self._context = context
-        self._turn = asyncio.Lock()  # gRPC takes one frame at a time
-
-    @property
-    def writing(self) -> bool:
-        """Whether a frame is on its way."""
-        return self._turn.locked()
-
-    async def send(self, frame: bytes, before: Callable[[], bool] = lambda: True) -> None:
-        """Send a frame, if ``before``, called when its turn has come, returns true.
-
-        A client that takes nothing for a minute is closed: else what is to be sent would pile up.
-        """
-        async with self._turn:
-            if self.stuck or not before():
-                return
-            try:
-                for piece in wire.pieces(frame):
-                    async with asyncio.timeout(wire.PIECE_TIMEOUT_S):
-                        await self._context.write(piece)
-            except TimeoutError:
-                self.stuck = True
-                if self.reader is not None:
-                    self.reader.cancel()
-
-    async def close(self, farewell: wire.Frame) -> None:
-        """Tell the client why, and end the stream."""
-        self.closing = True
-        try:
-            await asyncio.wait_for(self.send(wire.encode(farewell)), _FAREWELL_S)
-        except Exception as error:  # it is half-open, or gone already
-            LOGGER.debug("no farewell to %s: %r", self.name, error)
-        if self.reader is not None:
-            self.reader.cancel()
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +167,7 @@ class StreamGrid(OwnGrid):
         self._clock = clock
 
         self._lock = threading.Lock()  # guards what follows
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._known: set[int] = set()  # whoever was ever connected
         self._lost: dict[int, asyncio.TimerHandle] = {}  # node -> when its work is given up
         self._open: dict[str, _Request] = {}  # message id -> request with a client
@@ -254,11 +186,8 @@ class StreamGrid(OwnGrid):
         self._stop: asyncio.Event
         self._stop_grace_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: dict[
-            str, dict[asyncio.Future[bytes | None], None]
-        ] = {}  # host -> awaited hellos
-        self._news: dict[str, Counter[str]] = {}  # what was not told yet, and of whom
-        self._told_s: deque[float] = deque(maxlen=_NEWS_A_MINUTE)
+        self._strangers = Strangers(self._warn_of_silence)
+        self._attendance = AttendanceLog(clock)
         self._warnings = LimitedLog(clock)
 
     # -- life -----------------------------------------------------------------------------------
@@ -485,11 +414,11 @@ class StreamGrid(OwnGrid):
                 self._loop.call_soon_threadsafe(self._write_all, writes)
         return begin_s
 
-    def _write_all(self, writes: Sequence[tuple[_Connection, _Request, bytes]]) -> None:
+    def _write_all(self, writes: Sequence[tuple[Connection, _Request, bytes]]) -> None:
         for connection, request, frame in writes:
             self._spawn(self._write(connection, request, frame))
 
-    async def _write(self, connection: _Connection, request: _Request, frame: bytes) -> None:
+    async def _write(self, connection: Connection, request: _Request, frame: bytes) -> None:
         def stamp() -> bool:
             if request.settled:  # its client came back without it while it waited for its turn
                 return False
@@ -583,7 +512,7 @@ class StreamGrid(OwnGrid):
         await self._stop.wait()
         review.cancel()
 
-        self._tell_all()
+        self._attendance.tell()
         await health_service.enter_graceful_shutdown()
         with self._lock:
             self._warnings.tell_withheld(all_of_them=True)
@@ -627,7 +556,7 @@ class StreamGrid(OwnGrid):
             LOGGER.debug("write failed: %r", error)
 
     async def _serve_status(self, _: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        if self._credentials is not None and not _is_server(context):
+        if self._credentials is not None and not is_server(context):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, "only the server's certificate may ask"
             )
@@ -640,7 +569,7 @@ class StreamGrid(OwnGrid):
         hello = await self._read_hello(context)
         if hello is None:
             return
-        connection = _Connection(context, hello)
+        connection = Connection(context, hello)
         with self._lock:
             acks = self._unacknowledged.pop(connection.node_id, [])
         welcome = wire.Welcome(
@@ -677,53 +606,21 @@ class StreamGrid(OwnGrid):
     async def _read_hello(self, context: grpc.aio.ServicerContext) -> wire.Hello | None:
         """Return the hello of a client that may come in; refuse any other."""
         try:
-            data = await self._first_frame(context)
+            frame = self._read_frame(context, wire.MAX_HELLO_BYTES)
+            data = await self._strangers.first_frame(host_of(context), frame)
             if data is None:
                 return None
             hello = wire.decode(data)
             if not isinstance(hello, wire.Hello):
                 raise wire.WireError("the first frame is no hello")
         except wire.WireError as error:
-            await self._refuse(context, _host(context), wire.Refusal.BAD_FRAME, str(error))
+            await self._refuse(context, host_of(context), wire.Refusal.BAD_FRAME, str(error))
             return None
-        objection = self._objection(hello, _certified_names(context))
+        objection = self._objection(hello, certified_names(context))
         if objection is not None:
             await self._refuse(context, hello.name, *objection)
             return None
         return hello
-
-    async def _first_frame(self, context: grpc.aio.ServicerContext) -> bytes | None:
-        """Return the first frame of a stream, if it comes soon.
-
-        If there are too many strangers, the one that has been silent for longest goes, of the
-        host that has most: a client's hello comes at once.
-        """
-        host = _host(context)
-        if sum(map(len, self._strangers.values())) >= _MAX_STRANGERS:
-            crowd = max(self._strangers, key=lambda host: len(self._strangers[host]))
-            oldest = next(iter(self._strangers[crowd]))
-            oldest.cancel()
-            self._no_stranger(crowd, oldest)
-            self._warn_of_silence(crowd)
-        reading = asyncio.ensure_future(self._read_frame(context, wire.MAX_HELLO_BYTES))
-        self._strangers.setdefault(host, {})[reading] = None
-        try:
-            done, _ = await asyncio.wait((reading,), timeout=_HELLO_TIMEOUT_S)
-        finally:
-            reading.cancel()
-            self._no_stranger(host, reading)
-        if not done:
-            self._warn_of_silence(host)
-        return reading.result() if done and not reading.cancelled() else None
-
-    def _warn_of_silence(self, host: str) -> None:
-        self._warn("silent connections", host, f"no hello from {host}: its connection is closed")
-
-    def _no_stranger(self, host: str, reading: asyncio.Future[bytes | None]) -> None:
-        readings = self._strangers.get(host, {})
-        readings.pop(reading, None)
-        if not readings:
-            self._strangers.pop(host, None)
 
     def _objection(self, hello: wire.Hello, names: set[str]) -> tuple[str, str] | None:
         """Return code and reason if this client must not come in."""
@@ -759,14 +656,17 @@ class StreamGrid(OwnGrid):
             self.num_refused += 1
         self._warn(f"refused clients ({code})", who, f"refused client {who}: {reason}")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FAREWELL_S):
+            async with asyncio.timeout(FAREWELL_S):
                 await context.write(wire.encode(wire.Refused(code, reason)))
+
+    def _warn_of_silence(self, host: str) -> None:
+        self._warn("silent connections", host, f"no hello from {host}: its connection is closed")
 
     def _warn(self, kind: str, who: str, text: str) -> None:
         with self._lock:
             self._warnings.say(kind, who, text)
 
-    def _join(self, connection: _Connection, hello: wire.Hello, in_hand: set[str]) -> None:
+    def _join(self, connection: Connection, hello: wire.Hello, in_hand: set[str]) -> None:
         """Enter a client into the table; what it no longer has in hand has failed."""
         node_id = connection.node_id
         with self._lock:
@@ -785,7 +685,7 @@ class StreamGrid(OwnGrid):
                     message_id, node_id, now_s + _UNKNOWN_WORK_S, abandoned=True, sent_s=now_s
                 )
         if old is not None:
-            self._tell("back, the old connection is closed", connection.name)
+            self._attendance.note("back, the old connection is closed", connection.name)
             code, reason = wire.Refusal.REPLACED, "a newer connection has taken its place"
             self._spawn(old.close(wire.Refused(code, reason)))
         if hello.package != wire.package_version():
@@ -796,10 +696,10 @@ class StreamGrid(OwnGrid):
                 f"{wire.package_version()}: install the same on both",
             )
         if old is None:
-            self._tell("connected", connection.name)
+            self._attendance.note("connected", connection.name)
         self._somebody_came.set()
 
-    def _part(self, connection: _Connection) -> None:
+    def _part(self, connection: Connection) -> None:
         """Take a client out of the table; its work may yet come back, unless it left."""
         node_id = connection.node_id
         with self._lock:
@@ -813,28 +713,9 @@ class StreamGrid(OwnGrid):
                     self._lost_after_s, self._stay_away, node_id
                 )
         if connection.left:
-            self._tell("left", connection.name)
+            self._attendance.note("left", connection.name)
         elif not connection.closing:
-            self._tell("lost the connection", connection.name)
-
-    def _tell(self, what: str, name: str) -> None:
-        """Log who comes and goes, those of a second together: a fleet may come at once."""
-        if not self._news and self._loop is not None:
-            pause_s = _NEWS_S
-            if len(self._told_s) == _NEWS_A_MINUTE:  # somebody comes and goes all the time
-                pause_s = max(pause_s, self._told_s[0] + _MINUTE_S - self._clock())
-            self._loop.call_later(pause_s, self._tell_all)
-        self._news.setdefault(what, Counter())[name] += 1
-
-    def _tell_all(self) -> None:
-        if not self._news:
-            return
-        self._told_s.append(self._clock())
-        news, self._news = self._news, {}
-        for what, times in news.items():
-            names = [f"{name} ({n} times)" if n > 1 else name for name, n in times.items()]
-            more = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
-            LOGGER.info("%s: %s%s", what, ", ".join(names[:_NAMES_TOLD]), more)
+            self._attendance.note("lost the connection", connection.name)
 
     def _stay_away(self, node_id: int) -> None:
         with self._lock:
@@ -847,9 +728,7 @@ class StreamGrid(OwnGrid):
         for request in [r for r in self._open.values() if r.node_id == node_id]:
             self._settle(request, failure=LOST)
 
-    async def _read_frames(
-        self, connection: _Connection, context: grpc.aio.ServicerContext
-    ) -> None:
+    async def _read_frames(self, connection: Connection, context: grpc.aio.ServicerContext) -> None:
         def is_wanted(message_id: str) -> bool:  # else a whole model is kept for nothing
             request = self._open.get(message_id)
             return (
@@ -879,7 +758,7 @@ class StreamGrid(OwnGrid):
                 if connection.useless > _FREE_FRAMES:  # it shares the loop with those who work
                     await asyncio.sleep(_PAUSE_S)
 
-    def _want(self, connection: _Connection, available: bool, now_s: float) -> None:
+    def _want(self, connection: Connection, available: bool, now_s: float) -> None:
         """Note whether a client takes work, at once or when it may change its mind again."""
         due = connection.wanted is None
         connection.wanted = available
@@ -887,7 +766,7 @@ class StreamGrid(OwnGrid):
             pause_s = max(0.0, connection.changed_s + _AVAILABILITY_S - now_s)
             self._loop.call_later(pause_s, self._change, connection)
 
-    def _change(self, connection: _Connection) -> None:
+    def _change(self, connection: Connection) -> None:
         available, connection.wanted = bool(connection.wanted), None
         connection.changed_s = self._clock()
         with self._lock:
@@ -908,7 +787,7 @@ class StreamGrid(OwnGrid):
 
         return await wire.read_frame(read, max_message_bytes, wire.PIECE_TIMEOUT_S, is_wanted)
 
-    def _take_reply(self, connection: _Connection, frame: wire.Reply, now_s: float) -> bool:
+    def _take_reply(self, connection: Connection, frame: wire.Reply, now_s: float) -> bool:
         """Settle what a reply answers; tell whether it answers anything."""
         node_id = connection.node_id
         with self._lock:
@@ -943,32 +822,6 @@ class StreamGrid(OwnGrid):
             acks = self._unacknowledged.pop(node_id, [])
         if acks:
             self._spawn(connection.send(wire.encode(wire.Ack(acks))))
-
-
-def _host(context: grpc.aio.ServicerContext) -> str:
-    """Return where a stream comes from, without the port: that is new each time."""
-    peer: str = context.peer()
-    return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
-
-
-def _certified_names(context: grpc.aio.ServicerContext) -> set[str]:
-    """Return the names in the client's certificate; none without TLS."""
-    properties = context.auth_context()
-    fields = ("x509_common_name", "x509_subject_alternative_name")
-    return {name.decode() for key in fields for name in properties.get(key, ())}
-
-
-def _is_server(context: grpc.aio.ServicerContext) -> bool:
-    """Tell whether the caller's certificate is one that servers have."""
-    for pem in context.auth_context().get("x509_pem_cert", ()):
-        try:
-            certificate = x509.load_pem_x509_certificate(pem)
-            usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        except (ValueError, x509.ExtensionNotFound):
-            continue
-        if ExtendedKeyUsageOID.SERVER_AUTH in usage:
-            return True
-    return False
 
 
 def _read(request: _Request) -> tuple[Message | None, str | None]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 
-from server.stream_grid import LOST, StreamGrid, node_id_of
+from server.connection import node_id_of
+from server.stream_grid import LOST, StreamGrid
 from strategies.flower import TIMEOUT, Exchange
 
 pytestmark = pytest.mark.e2e

@@ -15,6 +15,7 @@ import resource
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,11 +30,14 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp.strategy import FedAvg
 
+import server.attendance_log
+import server.strangers
 import server.stream_grid
 from client import wire
 from client.arrays import decode_array, read_message
 from client.stream import StreamClient
-from server.stream_grid import UNREADABLE, StreamGrid, node_id_of
+from server.connection import node_id_of
+from server.stream_grid import UNREADABLE, StreamGrid
 from strategies import ConfigError
 from strategies.flower import LOGGER, Exchange, LimitedLog, RoundRecord, ScheduledStrategy
 from strategies.flower.name_vote import NameVote
@@ -217,20 +221,20 @@ def test_hello_that_comes_byte_by_byte_is_refused(town: Town) -> None:
 def test_who_never_says_hello_is_sent_away(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str], begun: bytes
 ) -> None:
-    monkeypatch.setattr(server.stream_grid, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server.strangers, "_HELLO_TIMEOUT_S", 0.2)
     town = Town(stack)
     stranger = town.stranger()
     if begun:
         stranger.send(begun)
     assert list(stranger.call) == []
-    assert town.grid._strangers == {}
+    assert len(town.grid._strangers) == 0
     until(lambda: [line for line in said if line.startswith("no hello from ipv4:127.0.0.1:")])
 
 
 def test_flood_of_silent_streams_takes_bounded_room_and_keeps_nobody_out(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    monkeypatch.setattr(server.stream_grid, "_MAX_STRANGERS", 20)
+    monkeypatch.setattr(server.strangers, "_MAX_STRANGERS", 20)
     town = Town(stack)
     options = [("grpc.use_local_subchannel_pool", 1)]  # connections of their own
     address = f"127.0.0.1:{town.grid.port}"
@@ -247,7 +251,7 @@ def test_flood_of_silent_streams_takes_bounded_room_and_keeps_nobody_out(
         call.add_callback(lambda: ended.append(1))
         calls.append(call)
     until(lambda: len(ended) >= 80)
-    assert sum(map(len, town.grid._strangers.values())) <= 20
+    assert len(town.grid._strangers) <= 20
     town.client("newcomer")
     assert town.works()
     assert len([line for line in said if line.startswith("no hello")]) == 1
@@ -256,20 +260,17 @@ def test_flood_of_silent_streams_takes_bounded_room_and_keeps_nobody_out(
 def test_the_crowd_gives_way_and_not_the_single_stranger(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.stream_grid, "_MAX_STRANGERS", 3)
+    monkeypatch.setattr(server.strangers, "_MAX_STRANGERS", 3)
     hosts = iter(["one", "crowd", "crowd", "crowd", "crowd"])
-    monkeypatch.setattr(server.stream_grid, "_host", lambda context: next(hosts, "honest"))
+    monkeypatch.setattr(server.stream_grid, "host_of", lambda context: next(hosts, "honest"))
     with StreamGrid("127.0.0.1:0") as grid:
         strangers = []
         for count in (1, 2, 3, 3, 3):
             strangers.append(Stranger(grid.port))
             stack.callback(strangers[-1].close)
             time.sleep(0.05)
-            until(lambda count=count: sum(map(len, grid._strangers.values())) == count)
-        assert {host: len(readings) for host, readings in grid._strangers.items()} == {
-            "one": 1,
-            "crowd": 2,
-        }
+            until(lambda count=count: len(grid._strangers) == count)
+        assert grid._strangers.hosts() == {"one": 1, "crowd": 2}
         assert list(strangers[1].call) == [], "the crowd's eldest"
 
 
@@ -479,9 +480,8 @@ def test_same_warning_comes_once_a_minute_with_a_count(said: list[str]) -> None:
 def test_client_that_comes_and_goes_all_the_time_does_not_fill_the_log(
     town: Town, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.stream_grid, "_NEWS_S", 0.01)
-    monkeypatch.setattr(town.grid, "_told_s", type(town.grid._told_s)(maxlen=2))
-    monkeypatch.setattr(server.stream_grid, "_NEWS_A_MINUTE", 2)
+    monkeypatch.setattr(server.attendance_log, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(town.grid._attendance, "_told_s", deque(maxlen=2))
     for _ in range(30):
         client = town.client("restless")
         client.send(wire.Goodbye())

@@ -41,10 +41,12 @@ from flwr.serverapp.strategy import FedAvg
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import client.stream
+import server.attendance_log
 import server.stream_grid
 from client import wire
 from client.stream import ConnectionRefused, StreamClient, VersionMismatch, Worker, _Stream
-from server.stream_grid import LOST, UNREADABLE, StreamGrid, node_id_of
+from server.connection import node_id_of
+from server.stream_grid import LOST, UNREADABLE, StreamGrid
 from strategies import ConfigError
 from strategies.flower import (
     LOGGER,
@@ -624,7 +626,7 @@ def test_who_is_denied_while_connected_is_shut_out(
 def test_who_comes_together_is_told_together(
     fleet: Fleet, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.stream_grid, "_NEWS_S", 1.0)
+    monkeypatch.setattr(server.attendance_log, "_PAUSE_S", 1.0)
     names = [f"dev-{i}" for i in range(7)]
     for name in names:
         fleet.run(name, wait=False)
