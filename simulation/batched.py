@@ -203,6 +203,7 @@ class _Run:
         self._examination = _Examination(data)
         self._environment = config.environment(8 * self._model.nbytes)
         self._policy = _build_policy(config) if policy is None else policy
+        self._reports = POLICIES[config.strategy].reports
         self._met: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
         self._deadline_s = min(config.tau_max_s, _LONGEST_ROUND_S)
         self._busy_until_s: FloatArray = np.zeros(config.num_clients)
@@ -254,11 +255,14 @@ class _Run:
             self._time_s += float(time_s.take(arms).max())
 
         delivered = arms[on_time]
-        reported = {}
-        if "local_accuracy" in POLICIES[self._config.strategy].needs:
+        reported = {name: np.full(available.shape, np.nan) for name in self._reports}
+        if "local_accuracy" in reported:
             reported["local_accuracy"] = self._fleet.local_accuracies(self._model, delivered)
         if delivered.size:
-            useless = delivered[~self._step(t, delivered)]
+            loss, usable = self._step(t, delivered)
+            if "loss" in reported:
+                reported["loss"][delivered] = loss
+            useless = delivered[~usable]
             completed[useless] = False
             for values in reported.values():
                 values[useless] = np.nan
@@ -279,7 +283,7 @@ class _Run:
             rule = parse_floors(self._config.fairness)
             policy.min_participation = rule.floors(known, self._config.num_selected)
 
-    def _step(self, t: int, arms: IntArray) -> BoolArray:
+    def _step(self, t: int, arms: IntArray) -> tuple[FloatArray, BoolArray]:
         """Train these clients and average what is usable of it.
 
         Parameters
@@ -291,7 +295,9 @@ class _Run:
 
         Returns
         -------
-        (n,) bool
+        loss : (n,) float64
+            Mean minibatch loss of each client.
+        usable : (n,) bool
             False for clients whose model has diverged, which the average leaves out.
         """
         fleet = self._fleet
@@ -314,7 +320,7 @@ class _Run:
             sizes = fleet.sizes[arms]
             updates *= (sizes / sizes.sum()).astype(np.float32)[:, np.newaxis]
             self._model = updates.sum(axis=0)  # one after the other, as FedAvg does
-        return usable
+        return loss, usable
 
 
 class _Fleet:
@@ -338,7 +344,7 @@ class _Fleet:
             config.partitioner, self.labels, config.num_clients, config.seed
         )
         self.sizes: IntArray = np.array([len(part) for part in self._parts])
-        if "local_accuracy" in POLICIES[config.strategy].needs:
+        if "local_accuracy" in POLICIES[config.strategy].reports:
             self._model = create_model(config.model, config.seed)
             indices = [torch.from_numpy(part) for part in self._parts]
             self._local_data = [(data.train_images[i], data.train_labels[i]) for i in indices]

@@ -41,7 +41,9 @@ class PolicySpec:
     summary : str
         One line for help texts and tables.
     needs : tuple of str
-        Names in ``RoundOutcome.reported`` that the policy learns from.
+        Names in ``RoundOutcome.reported`` without which the policy has nothing to learn from.
+    uses : tuple of str
+        Names in ``RoundOutcome.reported`` that it learns from if clients report them.
     comparator : bool
         Of other authors, there to compare with.
     """
@@ -50,7 +52,13 @@ class PolicySpec:
     build: Callable[..., SchedulingPolicy]
     summary: str
     needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     comparator: bool = False
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """Names in ``RoundOutcome.reported`` that clients should be asked for."""
+        return self.needs + self.uses
 
     def parameters(self) -> dict[str, bool]:
         """Return the keywords that :attr:`build` takes, and whether each is required."""
@@ -64,18 +72,11 @@ class PolicySpec:
         }
 
 
-_COMPARATORS: Final[tuple[tuple[type[SchedulingPolicy], str], ...]] = (
-    (UcbTuned, "UCB with a bonus by each client's variance (Auer et al., 2002)"),
-    (KlUcb, "UCB by Bernoulli divergence (Garivier and Cappé, 2011)"),
-    (DiscountedUcb, "UCB that discounts the past (Garivier and Moulines, 2011)"),
-    (SlidingWindowUcb, "UCB of the last rounds alone (Garivier and Moulines, 2011)"),
-    (TscsfB, "Thompson sampling, keeps participation floors (Huang et al., 2020)"),
-    (RbcsF, "shortest estimated round, keeps participation floors (Huang et al., 2021)"),
-    (E3cs, "exponential weights, keeps participation floors (Huang et al., 2022)"),
-    (Bsfl, "UCB of the slowest client, and equal shares (Ben Ami et al., 2025)"),
-    (Oort, "loss and time of each client, with exploration (Lai et al., 2021)"),
-    (FedCs, "smallest mean time first (Nishio and Yonetani, 2019)"),
-)
+def _comparator(
+    build: type[SchedulingPolicy], summary: str, uses: tuple[str, ...] = ()
+) -> PolicySpec:
+    return PolicySpec(build.name, build, summary, uses=uses, comparator=True)
+
 
 POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
     {
@@ -111,10 +112,28 @@ POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
                 "the same, and keeps participation floors, slow clients in company",
             ),
             PolicySpec(Oracle.name, Oracle, "knows the expected times; for studies"),
-            *(
-                PolicySpec(build.name, build, summary, comparator=True)
-                for build, summary in _COMPARATORS
+            _comparator(UcbTuned, "UCB with a bonus by each client's variance (Auer et al., 2002)"),
+            _comparator(KlUcb, "UCB by Bernoulli divergence (Garivier and Cappé, 2011)"),
+            _comparator(DiscountedUcb, "UCB that discounts the past (Garivier and Moulines, 2011)"),
+            _comparator(
+                SlidingWindowUcb, "UCB of the last rounds alone (Garivier and Moulines, 2011)"
             ),
+            _comparator(
+                TscsfB, "Thompson sampling, keeps participation floors (Huang et al., 2020)"
+            ),
+            _comparator(
+                RbcsF, "shortest estimated round, keeps participation floors (Huang et al., 2021)"
+            ),
+            _comparator(
+                E3cs, "exponential weights, keeps participation floors (Huang et al., 2022)"
+            ),
+            _comparator(Bsfl, "UCB of the slowest client, and equal shares (Ben Ami et al., 2025)"),
+            _comparator(
+                Oort,
+                "loss and time of each client, with exploration (Lai et al., 2021)",
+                uses=("loss",),
+            ),
+            _comparator(FedCs, "smallest mean time first (Nishio and Yonetani, 2019)"),
         )
     }
 )

@@ -18,7 +18,7 @@ LINEAR_PROGRAM: Final = "linear-program"
 """No policy but the optimum of the paper's linear program, which knows the law of every time."""
 POLICIES_SHOWN: Final = (
     *("cs-ucb-q-adaptive", "cs-ucb-q", "cs-ucb-adaptive", "local-accuracy"),
-    *("random", "round-robin", LINEAR_PROGRAM),
+    *("oort", "random", "round-robin", LINEAR_PROGRAM),
 )
 """The leading policies, those to beat, and the shortest rounds that the floors allow."""
 _ROUNDS: Final = 6000

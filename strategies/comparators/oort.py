@@ -54,10 +54,11 @@ class Oort(SchedulingPolicy):
 
     Different here:
 
-    - Oort sums the squared losses of a client's samples. Clients report one loss, so U is its
-      absolute value, without the factor for the number of samples. A client that reports none
-      keeps its last value; one that never did has the mean of those who did, and where nobody
-      does, all have the same and only times and the uncertainty matter.
+    - Oort takes the root of the mean of the samples' squared losses, times the number of samples
+      trained on. Here U is the absolute value of the mean loss that the client reports of its
+      training (``train-loss`` in a fleet), and all train on equally many. A client that reports
+      none keeps its last value; one that never did has the mean of those who did, and where
+      nobody does, all have the same and only times and the uncertainty matter.
     - T is a fixed percentile of the last times of the clients tried, 30 as in the code's
       settings. The pacer, which relaxes T when the sum of the utilities stagnates, is left out:
       with equal utilities it would relax T until times no longer mattered.

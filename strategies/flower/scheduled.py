@@ -23,6 +23,7 @@ from client.arrays import decode_array
 from client.protocol import (
     LOCAL_ACCURACY,
     REPORT,
+    TRAIN_LOSS,
 )
 
 from ..base import (
@@ -64,8 +65,8 @@ _LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
 """A floor is below 1; a rule may ask for more when a client holds most of the data."""
 _MAX_REASON_LENGTH = 300
 """What a client says of itself goes to log and record, but not at any length."""
-_REPORTS = {"local_accuracy": LOCAL_ACCURACY}
-"""What a policy needs (``PolicySpec.needs``) and the metric in which clients report it."""
+_REPORTS = {"local_accuracy": LOCAL_ACCURACY, "loss": TRAIN_LOSS}
+"""What a policy learns from (``PolicySpec.reports``) and the metric in which clients report it."""
 
 
 @dataclass(slots=True)
@@ -214,8 +215,7 @@ class ScheduledStrategy(Strategy):
         self._explain = explain
         self._hooks = list(hooks)
         self._stop_when = stop_when
-        needs = POLICIES[policy].needs
-        self._reports = {need: _REPORTS[need] for need in needs}
+        self._reports = {name: _REPORTS[name] for name in POLICIES[policy].reports}
 
         self.arms = ArmTable()
         self._newcomers = Newcomers(query_timeout_s)
@@ -633,12 +633,12 @@ class ScheduledStrategy(Strategy):
         arms = measured.selected
         rtt_s[arms] = [math.nan if rtt is None else rtt for rtt in measured.rtt_s]
         completed[arms] = [reason is None for reason in measured.reason]
-        reported = {need: np.full(shape, np.nan) for need in self._reports}
+        reported = {name: np.full(shape, np.nan) for name in self._reports}
         if reported:
             done = [arm for arm, why in zip(arms, measured.reason, strict=True) if why is None]
-            for need, key in self._reports.items():
+            for name, key in self._reports.items():
                 values = (update.metrics.get(key) for update in measured.updates)
-                reported[need][done] = [v if isinstance(v, float) else math.nan for v in values]
+                reported[name][done] = [v if isinstance(v, float) else math.nan for v in values]
         self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
 
     def _step(

@@ -83,6 +83,14 @@ def test_clients_report_the_same_local_accuracy(scenario, partitioner):
     assert_equal(make_config(scenario, partitioner=partitioner, **settings))
 
 
+@pytest.mark.parametrize("late", ["abandon", "busy"])
+def test_clients_report_the_same_loss(late):
+    settings = {"partitioner": "by-label:1000,200", "late": late, "tau_max_s": 0.4}
+    config = make_config("non-ideal", strategy="oort", rounds=200, **settings)
+    records, _ = assert_equal(config)
+    assert any(False in record.completed for record in records)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -34,6 +34,8 @@ def test_names_and_summaries():
         assert spec.summary
         assert "\n" not in spec.summary
     assert POLICIES["local-accuracy"].needs == ("local_accuracy",)
+    assert POLICIES["oort"].reports == ("loss",)
+    assert not POLICIES["oort"].needs, "it does with times alone"
 
 
 def test_build_passes_parameters_on():

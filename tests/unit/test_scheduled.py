@@ -52,6 +52,7 @@ from client.protocol import (
     NUM_EXAMPLES,
     REPORT,
     TIMING,
+    TRAIN_LOSS,
 )
 from strategies import ConfigError, SchedulingError, UnknownPolicyError
 from strategies.flower import LOGGER, TIMEOUT, Exchange, RoundRecord, ScheduledStrategy
@@ -568,6 +569,16 @@ def test_local_accuracy_is_asked_for_and_used() -> None:
     )
     assert sorted(records[0].selected + records[1].selected) == [0, 1, 2, 3]
     assert records[2].selected == [1, 3]
+
+
+def test_oort_is_told_the_losses_that_clients_report() -> None:
+    def client(loss: float) -> Client:
+        return lambda message: reply(message, metrics={TRAIN_LOSS: loss})
+
+    clients = [client(loss) for loss in (0.5, 2.0, math.nan, -1.0)]
+    _, _, _, scheduled = run(FedAvg(), clients, rounds=2, policy="oort", num_selected=2)
+    told = scheduled.policy.state_dict()["last_loss"]
+    assert told.tolist() == [0.5, 2.0, -math.inf, 1.0], "no number is no report"
 
 
 def test_differential_privacy_noise_fits_the_replies_that_came() -> None:
