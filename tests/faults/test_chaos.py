@@ -23,6 +23,7 @@ from server.checkpoint import CheckpointFolder
 SOAK_S = float(os.environ.get("SOAK_S", "25"))
 SEEDS = [int(os.environ["SOAK_SEED"])] if "SOAK_SEED" in os.environ else [1]
 NUM_CLIENTS, FLOOR = 6, 0.2
+STUTTERING = 5  # the client that sends every reply twice, and old ones again
 GROWTH_MB = 60
 
 pytestmark = [
@@ -51,7 +52,8 @@ class Chaos:
         self._later: list[tuple[float, Callable[[], None]]] = []
 
     def start_client(self, number: int) -> None:
-        self.fleet.client(self.links[number].port, number, NUM_CLIENTS, "--compute 40")
+        module = "stuttering_client" if number == STUTTERING else "client.cli"
+        self.fleet.client(self.links[number].port, number, NUM_CLIENTS, "--compute 40", module)
 
     def run(self, seconds: float) -> None:
         """Let something happen every second or three, and put right what must not last."""
@@ -61,6 +63,7 @@ class Chaos:
             (self.stop_client, 3),
             (self.cut_link, 3),
             (self.freeze_link, 2),
+            (self.delay_link, 2),
         ]
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
@@ -103,6 +106,12 @@ class Chaos:
     def freeze_link(self) -> None:
         self.links[self.rng.randrange(NUM_CLIENTS)].freeze()
 
+    def delay_link(self) -> None:
+        """Hold up what passes, so that some replies come late."""
+        link = self.links[self.rng.randrange(NUM_CLIENTS)]
+        link.delay_s = self.rng.uniform(0.1, 1.0)
+        self._after(self.rng.uniform(1.0, 8.0), lambda: setattr(link, "delay_s", 0.0))
+
     def close(self) -> None:
         for link in self.links:
             link.close()
@@ -137,7 +146,8 @@ def test_no_round_is_lost_or_counted_twice(chaos: Chaos) -> None:
     chaos.fleet.wait_for_rounds(5)
     chaos.run(SOAK_S)
     known = len(fleet.rounds())
-    fleet.wait_for_rounds(known + 5)  # it goes on
+    fleet.wait_for_rounds(known + 20)  # it goes on
+    assert fleet.status(chaos.port)["ignored_replies"] > 0, "some come twice"
     server = fleet.processes["server"]
     server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=20) == 0, fleet.log("server")

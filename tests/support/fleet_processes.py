@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -14,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
+
+from client import wire
 from server.run_directory import written_rounds
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +32,8 @@ class Fleet:
 
     def start(self, name: str, module: str, arguments: str) -> subprocess.Popen[str]:
         code = f"import sys; from {module} import main; sys.exit(main())"
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        folders = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, folders))
         with (self.folder / f"{name}.log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, *arguments.split()],
@@ -54,13 +59,22 @@ class Fleet:
             time.sleep(0.05)
         return int(found[1])
 
-    def client(self, port: int, number: int, of: int, arguments: str = "") -> None:
+    def client(
+        self, port: int, number: int, of: int, arguments: str = "", module: str = "client.cli"
+    ) -> None:
         self.start(
             f"dev-{number}",
-            "client.cli",
+            module,
             f"--server 127.0.0.1:{port} --name dev-{number} --partition-id {number} "
             f"--num-partitions {of} {arguments}",
         )
+
+    def status(self, port: int) -> dict[str, Any]:
+        """Return what the server says of itself."""
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            ask = channel.unary_unary(f"/{wire.SERVICE}/{wire.STATUS}")
+            answer: dict[str, Any] = json.loads(ask(b"", timeout=20, wait_for_ready=True))
+        return answer
 
     def rounds(self) -> list[dict[str, Any]]:
         return written_rounds(self.folder / "run")
@@ -80,7 +94,7 @@ class Fleet:
 
 
 class Link:
-    """A TCP relay whose connections can be cut or frozen."""
+    """A TCP relay whose connections can be cut, frozen or held up."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -90,6 +104,7 @@ class Link:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self.up = True
+        self.delay_s = 0.0  # before whatever passes
         self._frozen: set[socket.socket] = set()
         self._start(self._accept)
 
@@ -148,6 +163,8 @@ class Link:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if source not in self._frozen:
+                    if self.delay_s:
+                        time.sleep(self.delay_s)
                     sink.sendall(data)
         if source not in self._frozen:
             with contextlib.suppress(OSError):
