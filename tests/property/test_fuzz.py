@@ -243,7 +243,7 @@ def test_any_damaged_reply_is_used_or_refused(edits: list[Edit]) -> None:
     check_serialised(mutate(REPLY, edits))
 
 
-@fuzz(400)
+@fuzz(600)
 @given(st.binary(max_size=200), st.integers(1, 2000))
 def test_any_bytes_are_a_reply_or_refused(data: bytes, times: int) -> None:
     check_serialised(data * times)
