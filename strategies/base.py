@@ -213,7 +213,8 @@ class RoundOutcome:
     completed : (*batch, num_arms) bool
         False where the arm delivered nothing useful in time; it then counts as tau_max.
     reported : mapping of str to (*batch, num_arms) float64
-        Values reported by clients (``local_accuracy``, ``loss``), NaN where unknown.
+        Values reported by clients (``local_accuracy``, ``loss``), NaN where unknown. What nobody
+        reported may be missing.
     """
 
     round_trip_time_s: FloatArray
@@ -355,6 +356,8 @@ class SchedulingPolicy(ABC):
             raise ArrayError(
                 f"outcome.round_trip_time_s is {outcome.round_trip_time_s.dtype}, must be numbers"
             )
+        for name, values in outcome.reported.items():
+            self._check_array(f"outcome.reported[{name!r}]", values)
         arms = selection.positions
         tau_s = np.where(
             outcome.completed.take(arms), outcome.round_trip_time_s.take(arms), self.tau_max_s

@@ -70,7 +70,7 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
             return context.available.copy()
         cost = self.cost_s(context.round)
         untried = self._untried()
-        value = self._values(cost, untried)
+        value = self._value(cost, untried)
         if untried.any():
             value[untried] = self._untried_values(context.round)[untried]
             cost[untried] = 0.0
@@ -81,15 +81,16 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
     def _explain(self, selection: Selection) -> Explanation:
         mean, expected, cost = self._costs_s(selection.round)
         untried = self._untried()
-        value = self._values(cost, untried)
+        values = self._values(cost, untried)
         any_untried = bool(untried.any())
         if any_untried:
-            value[untried] = 0.0
+            for value in values.values():
+                value[untried] = 0.0
             for each in (mean, expected, cost):
                 each[untried] = 0.0
         explanation = explain_cheapest_set(
             {"mean": mean, "failures": expected, "bonus": cost},
-            value,
+            values,
             selection.mask,
             unit="s",
             sum_weight=_SUM_WEIGHT,
@@ -107,17 +108,35 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
         )
         return np.asarray(np.where(tried_now, beyond_all, -beyond_all))
 
-    def _values(self, cost: FloatArray, untried: BoolArray) -> FloatArray:
+    def _value(self, cost: FloatArray, untried: BoolArray) -> FloatArray:
         """Return what selecting each arm is worth, v [s]."""
+        return np.asarray(sum(self._values(cost, untried).values()))
+
+    def _values(self, cost: FloatArray, untried: BoolArray) -> dict[str, FloatArray]:
+        """Return what selecting each arm is worth [s], in parts."""
         if not self.num_arms:
-            return np.zeros(self.shape)
+            return {"queue": np.zeros(self.shape)}
         known = np.sort(np.where(untried, np.inf, cost), axis=-1)
         count = np.maximum(np.count_nonzero(~untried, axis=-1), 1)[..., np.newaxis]
         fast = np.take_along_axis(known, np.minimum(self.num_selected, count) - 1, axis=-1)
         slow = np.take_along_axis(known, count - 1, axis=-1)
         fast, slow = (np.where(np.isfinite(each), each, 0.0) for each in (fast, slow))
         least = _LEAST_SCALE * fast
+        preferences = self._preferences(fast)
+        most = slow - fast + least  # what could speak against an arm
+        for each in preferences.values():
+            most = most + np.ptp(each, axis=-1, keepdims=True)
         value = np.maximum(cost - fast, least)
         value *= self.virtual_queue / _PATIENCE
-        value += np.maximum(self.virtual_queue - _PATIENCE, 0.0) * (slow - fast + least)
-        return np.asarray(value)
+        value += np.maximum(self.virtual_queue - _PATIENCE, 0.0) * most
+        return {"queue": value, **preferences}
+
+    def _preferences(self, fast: FloatArray) -> dict[str, FloatArray]:
+        """Return what else makes an arm worth selecting [s]; of this policy nothing.
+
+        Parameters
+        ----------
+        fast : (*batch, 1) float64
+            The N-th smallest cost, g [s].
+        """
+        return {}

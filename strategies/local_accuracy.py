@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from strategies.base import (
-    ArrayError,
     BoolArray,
     Explanation,
     FloatArray,
@@ -46,20 +45,6 @@ class LocalAccuracy(SchedulingPolicy):
     def __init__(self, **parameters: Any) -> None:
         super().__init__(**parameters)
         self.local_accuracy: FloatArray = np.full(self.shape, -np.inf)
-
-    def tell(self, selection: Selection, outcome: RoundOutcome) -> None:
-        """Learn from a round; see :meth:`SchedulingPolicy.tell`.
-
-        ``outcome.reported["local_accuracy"]``, NaN where unknown, is read where the selection is
-        true. It may be missing in a round in which nobody reported.
-        """
-        reported = outcome.reported.get("local_accuracy")
-        if reported is not None and reported.shape != self.shape:
-            raise ArrayError(
-                f"outcome.reported['local_accuracy'] has shape {reported.shape}, "
-                f"must be {self.shape}"
-            )
-        super().tell(selection, outcome)
 
     def _select(self, context: RoundContext) -> BoolArray:
         return top_arms((-self.local_accuracy,), context.available, self.num_selected, self._rng)

@@ -22,6 +22,7 @@ from strategies.cs_ucb import CsUcb, ModifiedCsUcb
 from strategies.cs_ucb_adaptive import CsUcbAdaptive
 from strategies.cs_ucb_q import CsUcbQ
 from strategies.cs_ucb_q_adaptive import CsUcbQAdaptive
+from strategies.cs_ucb_q_loss import CsUcbQLoss
 from strategies.local_accuracy import LocalAccuracy
 from strategies.oracle import Oracle
 from strategies.round_robin import RoundRobin
@@ -110,6 +111,12 @@ POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
                 CsUcbQAdaptive.name,
                 CsUcbQAdaptive,
                 "the same, and keeps participation floors, slow clients in company",
+            ),
+            PolicySpec(
+                CsUcbQLoss.name,
+                CsUcbQLoss,
+                "the same, and trains more where losses are high: for data that differ",
+                needs=("loss",),
             ),
             PolicySpec(Oracle.name, Oracle, "knows the expected times; for studies"),
             _comparator(UcbTuned, "UCB with a bonus by each client's variance (Auer et al., 2002)"),

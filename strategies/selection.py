@@ -165,9 +165,34 @@ def cheapest_set(
     return mask.reshape(available.shape)
 
 
+def quantile_of(values: FloatArray, among: BoolArray, part: float) -> FloatArray:
+    """Compute a quantile of some of the arms, without interpolation.
+
+    Parameters
+    ----------
+    values : (*batch, num_arms) float64
+        One per arm.
+    among : (*batch, num_arms) bool
+        The arms that count.
+    part : float, in [0, 1]
+        Which quantile: the value at rank ``int(part n)`` of n, from 0, or the last.
+
+    Returns
+    -------
+    (*batch,) float64
+        ``inf`` where no arm counts.
+    """
+    if not values.shape[-1]:
+        return np.full(values.shape[:-1], np.inf)
+    count = np.count_nonzero(among, axis=-1)
+    rank = np.clip((count * part).astype(np.int64), 0, np.maximum(count - 1, 0))
+    ordered = np.sort(np.where(among, values, np.inf), axis=-1)
+    return np.asarray(np.take_along_axis(ordered, rank[..., np.newaxis], axis=-1)[..., 0])
+
+
 def explain_cheapest_set(
     costs: Mapping[str, FloatArray],
-    value: FloatArray,
+    values: Mapping[str, FloatArray],
     mask: BoolArray,
     *,
     unit: str,
@@ -187,8 +212,8 @@ def explain_cheapest_set(
     ----------
     costs : mapping of str to (*batch, num_arms) float64, finite
         The parts of the cost, each with those before it added; the last is the cost.
-    value : (*batch, num_arms) float64, finite
-        As :func:`cheapest_set` was given it; it becomes the part ``queue``.
+    values : mapping of str to (*batch, num_arms) float64, finite
+        The parts of the value, which :func:`cheapest_set` was given the sum of.
     mask : (*batch, num_arms) bool
         The super arm.
     unit : str
@@ -211,5 +236,5 @@ def explain_cheapest_set(
         score += sum_weight * up_to
         parts[name] = score - before
         before = score
-    parts["queue"] = 0.0 - value
+    parts |= {name: 0.0 - value for name, value in values.items()}
     return Explanation("smallest", unit, parts, tie_break=0.0 - cost)

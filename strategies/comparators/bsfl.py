@@ -124,7 +124,7 @@ class Bsfl(SchedulingPolicy):
         # An arm that was never played has no mean to be told from its bonus.
         return explain_cheapest_set(
             {"mean": np.where(played, -self._mean_rate(), cost), "bonus": cost},
-            self._value(selection.round),
+            {"queue": self._value(selection.round)},
             selection.mask,
             unit="",
         )

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from strategies.base import (
-    ArrayError,
     BoolArray,
     Explanation,
     FloatArray,
@@ -21,6 +20,7 @@ from strategies.base import (
     check_real,
 )
 from strategies.comparators.common import flat, times_s
+from strategies.selection import quantile_of
 
 _EXPLORATION: Final = 0.9
 _EXPLORATION_DECAY: Final = 0.98
@@ -118,19 +118,6 @@ class Oort(SchedulingPolicy):
         self.last_time_s: FloatArray = np.zeros(self.shape)
         self.last_selected: IntArray = np.zeros(self.shape, dtype=np.int64)
 
-    def tell(self, selection: Selection, outcome: RoundOutcome) -> None:
-        """Learn from a round; see :meth:`SchedulingPolicy.tell`.
-
-        ``outcome.reported["loss"]``, NaN where unknown, is read where the selection is true. It
-        may be missing.
-        """
-        reported = outcome.reported.get("loss")
-        if reported is not None and reported.shape != self.shape:
-            raise ArrayError(
-                f"outcome.reported['loss'] has shape {reported.shape}, must be {self.shape}"
-            )
-        super().tell(selection, outcome)
-
     def utility(self, round: int) -> FloatArray:
         """Compute the utility of every client that was tried, 0 for the others."""
         return self._utilities(round)[-1]
@@ -142,7 +129,7 @@ class Oort(SchedulingPolicy):
         statistical = self._statistical_utility()
         uncertainty = np.sqrt(_UNCERTAINTY * math.log(round) / since)
         utility = statistical + uncertainty
-        preferred_s = self._quantile(self.last_time_s, tried, self.preferred_percentile / 100.0)
+        preferred_s = quantile_of(self.last_time_s, tried, self.preferred_percentile / 100.0)
         ratio = preferred_s[..., np.newaxis] / np.maximum(self.last_time_s, _TINY)
         utility *= np.minimum(ratio, 1.0) ** self.time_penalty
         return statistical, uncertainty, np.where(tried, utility, 0.0)
@@ -154,23 +141,13 @@ class Oort(SchedulingPolicy):
         count = np.maximum(np.count_nonzero(known, axis=-1), 1)[..., np.newaxis]
         loss = np.where(known, self.last_loss, 0.0)
         loss = np.where(known, loss, loss.sum(axis=-1, keepdims=True) / count)
-        cut = self._quantile(loss, known, _CLIP_QUANTILE)[..., np.newaxis]
+        cut = quantile_of(loss, known, _CLIP_QUANTILE)[..., np.newaxis]
         least = 0.999 * np.where(known, loss, np.inf).min(axis=-1, keepdims=True)
         greatest = np.where(known, loss, -np.inf).max(axis=-1, keepdims=True)
         anybody = known.any(axis=-1, keepdims=True)
         least, greatest = np.where(anybody, least, 0.0), np.where(anybody, greatest, 0.0)
         scaled = (np.minimum(loss, cut) - least) / np.maximum(greatest - least, 1e-4)
         return np.where(anybody, scaled, 1.0)
-
-    @staticmethod
-    def _quantile(values: FloatArray, known: BoolArray, part: float) -> FloatArray:
-        """Return the value at rank int(part n) of the n that are known; inf without any."""
-        if not values.shape[-1]:
-            return np.full(values.shape[:-1], np.inf)
-        count = np.count_nonzero(known, axis=-1)
-        rank = np.clip((count * part).astype(np.int64), 0, np.maximum(count - 1, 0))
-        ordered = np.sort(np.where(known, values, np.inf), axis=-1)
-        return np.asarray(np.take_along_axis(ordered, rank[..., np.newaxis], axis=-1)[..., 0])
 
     def _select(self, context: RoundContext) -> BoolArray:
         if self.num_arms <= self.num_selected:

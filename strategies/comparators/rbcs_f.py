@@ -107,5 +107,8 @@ class RbcsF(QueuePolicy):
     def _explain(self, selection: Selection) -> Explanation:
         mean, optimistic = (self.time_weight * time_s for time_s in self._times_s())
         return explain_cheapest_set(
-            {"mean": mean, "bonus": optimistic}, self.virtual_queue, selection.mask, unit=""
+            {"mean": mean, "bonus": optimistic},
+            {"queue": self.virtual_queue},
+            selection.mask,
+            unit="",
         )

@@ -67,7 +67,7 @@ class Case:
                 "truncate": self.truncate,
                 "min_participation": self.floors,
             }
-        if name in ("cs-ucb-q-adaptive", "tscsf-b", "rbcs-f", "e3cs"):
+        if name in ("cs-ucb-q-adaptive", "cs-ucb-q-loss", "tscsf-b", "rbcs-f", "e3cs"):
             own = {"min_participation": self.floors}
         if name == "e3cs":
             own["graded"] = self.truncate

@@ -266,7 +266,7 @@ def test_value_by_hand() -> None:
     assert isinstance(policy, CsUcbQAdaptive)
     cost = np.array([1.0, 2.0, 5.0])
     policy.virtual_queue[...] = [3.0, 3.0, 8.0]
-    value = policy._values(cost, np.zeros(3, dtype=np.bool_))
+    value = policy._value(cost, np.zeros(3, dtype=np.bool_))
     assert value == pytest.approx([3 * 0.1 / 6, 3 * 1.0 / 6, 8 * 4.0 / 6 + 2 * (4.0 + 0.1)])
 
 

@@ -24,11 +24,12 @@ def shared():
 def test_names_and_summaries():
     assert list(POLICIES) == [
         *("random", "round-robin", "local-accuracy", "cs-ucb"),
-        *("modified-cs-ucb", "cs-ucb-q", "cs-ucb-adaptive", "cs-ucb-q-adaptive", "oracle"),
+        *("modified-cs-ucb", "cs-ucb-q", "cs-ucb-adaptive", "cs-ucb-q-adaptive"),
+        *("cs-ucb-q-loss", "oracle"),
         *("ucb-tuned", "kl-ucb", "d-ucb", "sw-ucb", "tscsf-b"),
         *("rbcs-f", "e3cs", "bsfl", "oort", "fedcs"),
     ]
-    assert [name for name in POLICIES if POLICIES[name].comparator] == list(POLICIES)[9:]
+    assert [name for name in POLICIES if POLICIES[name].comparator] == list(POLICIES)[10:]
     for name, spec in POLICIES.items():
         assert spec.name == name == spec.build.name
         assert spec.summary
