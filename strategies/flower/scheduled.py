@@ -65,8 +65,9 @@ _LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
 """A floor is below 1; a rule may ask for more when a client holds most of the data."""
 _MAX_REASON_LENGTH = 300
 """What a client says of itself goes to log and record, but not at any length."""
-_REPORTS = {"local_accuracy": LOCAL_ACCURACY, "loss": TRAIN_LOSS}
-"""What a policy learns from (``PolicySpec.reports``) and the metric in which clients report it."""
+_REPORTS = {"local_accuracy": (LOCAL_ACCURACY,), "loss": (TRAIN_LOSS, "train_loss")}
+"""What a policy learns from (``PolicySpec.reports``) and the metric in which clients report it: the
+name in our protocol, and the one in the apps that Flower's templates make."""
 
 
 @dataclass(slots=True)
@@ -320,7 +321,7 @@ class ScheduledStrategy(Strategy):
         """Let the wrapped strategy configure training for the nodes that ``grid`` shows."""
         self._require_own_round(server_round)
         if self._reports:
-            config[REPORT] = " ".join(self._reports.values())
+            config[REPORT] = " ".join(names[0] for names in self._reports.values())
         nodes = set(grid.get_node_ids())
         with self._wrapped.without_minimum_counts() as inner:
             messages = list(inner.configure_train(server_round, arrays, config, grid))
@@ -636,9 +637,8 @@ class ScheduledStrategy(Strategy):
         reported = {name: np.full(shape, np.nan) for name in self._reports}
         if reported:
             done = [arm for arm, why in zip(arms, measured.reason, strict=True) if why is None]
-            for name, key in self._reports.items():
-                values = (update.metrics.get(key) for update in measured.updates)
-                reported[name][done] = [v if isinstance(v, float) else math.nan for v in values]
+            for name, keys in self._reports.items():
+                reported[name][done] = [_reported(update, keys) for update in measured.updates]
         self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
 
     def _step(
@@ -755,3 +755,9 @@ def _at_least(key: str, value: int, minimum: int) -> int:
     if value < minimum:
         raise ConfigError(key, value, f"at least {minimum}")
     return value
+
+
+def _reported(update: Update, names: Sequence[str]) -> float:
+    """Return the metric that a client reports under the first of these names; NaN if none."""
+    values = (update.metrics.get(name) for name in names)
+    return next((value for value in values if isinstance(value, float)), math.nan)

@@ -100,7 +100,11 @@ def test_who_takes_part() -> None:
     assert "oracle" not in plain
     with_floors = entrants(Scenario.load("floors-equal"))
     assert {"random", "cs-ucb-q", "cs-ucb-q-adaptive"} <= set(with_floors)
-    takes = {name for name, spec in POLICIES.items() if "min_participation" in spec.parameters()}
+    takes = {
+        name
+        for name, spec in POLICIES.items()
+        if "min_participation" in spec.parameters() and not spec.needs
+    }
     assert set(with_floors) == takes | {"random"}
 
 

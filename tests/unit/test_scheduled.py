@@ -571,9 +571,10 @@ def test_local_accuracy_is_asked_for_and_used() -> None:
     assert records[2].selected == [1, 3]
 
 
-def test_oort_is_told_the_losses_that_clients_report() -> None:
+@pytest.mark.parametrize("name", [TRAIN_LOSS, "train_loss"])
+def test_oort_is_told_the_losses_that_clients_report(name: str) -> None:
     def client(loss: float) -> Client:
-        return lambda message: reply(message, metrics={TRAIN_LOSS: loss})
+        return lambda message: reply(message, metrics={name: loss})
 
     clients = [client(loss) for loss in (0.5, 2.0, math.nan, -1.0)]
     _, _, _, scheduled = run(FedAvg(), clients, rounds=2, policy="oort", num_selected=2)
