@@ -52,6 +52,7 @@ DEFAULT_MAX_CLIENTS: Final = 10_000
 _DENIED = "it is on the server's deny list"
 _KEEP_S = 3600.0  # how long a reply that nobody pulls outlives its message
 _LONGEST_WAIT_S = 3600.0
+_LOOK_S = 1.0  # longest wait for somebody to come: callers tell how long they have waited
 _UNKNOWN_WORK_S = 600.0  # how long a client is busy with what this server knows nothing of
 _MAX_UNKNOWN_WORK = 16  # of its ids
 _AVAILABILITY_S = 1.0  # between two changes of a client's mind: each one wakes the scheduler
@@ -300,8 +301,8 @@ class StreamGrid(OwnGrid):
         return self._clock()
 
     def wait(self, seconds: float) -> None:
-        """Wait, but not longer than until a client joins or becomes free."""
-        self._somebody_came.wait(seconds)
+        """Wait until a client joins or becomes free, or it is time to say that nobody has."""
+        self._somebody_came.wait(min(seconds, _LOOK_S))
         self._somebody_came.clear()
 
     # -- Flower's grid --------------------------------------------------------------------------

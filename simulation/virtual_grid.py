@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Literal
@@ -133,8 +134,9 @@ class VirtualGrid(OwnGrid):
         return self._now_s
 
     def wait(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        self._now_s += seconds
+        """Let virtual time pass until a busy client is free; within a round nobody else comes."""
+        free_s = min((t for t in self._busy_until.values() if t > self._now_s), default=math.inf)
+        self._now_s = min(self._now_s + seconds, free_s)
 
     # -- checkpoints ----------------------------------------------------------------------------
 

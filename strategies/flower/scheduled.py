@@ -56,7 +56,6 @@ from .strategy_state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, TIMEOUT, Exchange, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
 
-_WAIT_STEP_S = 1.0
 _ANSWER_STEP_S = 0.05
 _SAY_AGAIN_S = 10.0
 _MIN_TTL_S = 60.0
@@ -408,7 +407,7 @@ class ScheduledStrategy(Strategy):
         else:
             first_round = self._resumed["round"] + 1
             run.rounds_without_step = self._resumed["rounds_without_step"]
-        if first_round <= num_rounds:
+        if first_round <= num_rounds and not self._goes_on(timed.now()):
             self._wait_for(timed, self._min_clients, f"round {first_round}")
         for server_round in range(first_round, num_rounds + 1):
             self._open_round = server_round
@@ -430,12 +429,15 @@ class ScheduledStrategy(Strategy):
     def _wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
         """Wait until enough clients are available, within the bound."""
         begin_s = grid.now()
+        end_s = begin_s + self._wait_s
         self._sync(grid)
         said: tuple[int, float] | None = None
         while (available := self.arms.num_available) < num_clients:
-            waited_s = grid.now() - begin_s
-            if waited_s >= self._wait_s:
+            # Not from the time waited: what is left by that may be too little to move a clock.
+            left_s = end_s - grid.now()
+            if left_s <= 0.0:
                 return
+            waited_s = self._wait_s - left_s
             if said is None or available != said[0] or waited_s - said[1] >= _SAY_AGAIN_S:
                 said = (available, waited_s)
                 LOGGER.info(
@@ -446,8 +448,7 @@ class ScheduledStrategy(Strategy):
                     waited_s,
                     self._wait_s,
                 )
-            step_s = _ANSWER_STEP_S if len(self._newcomers) else _WAIT_STEP_S
-            grid.wait(min(step_s, self._wait_s - waited_s))
+            grid.wait(min(_ANSWER_STEP_S, left_s) if len(self._newcomers) else left_s)
             self._sync(grid)
 
     def _sync(self, grid: TimedExchange) -> None:
@@ -560,9 +561,13 @@ class ScheduledStrategy(Strategy):
         if self._resumed is None:
             return now_s
         saved_now_s, saved_begin_s = self._resumed["now_s"], self._resumed["begin_s"]
-        if now_s == saved_now_s:  # a virtual clock that goes on: to the last digit
+        if self._goes_on(now_s):
             return float(saved_begin_s)
         return float(now_s - (saved_now_s - saved_begin_s))
+
+    def _goes_on(self, now_s: float) -> bool:
+        """Tell whether a run is resumed as if nothing had happened: on a clock that is virtual."""
+        return self._resumed is not None and now_s == self._resumed["now_s"]
 
     def _ask(self, server_round: int) -> Selection:
         available: BoolArray = self.arms.available

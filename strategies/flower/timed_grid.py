@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from .grid_wrapper import GridWrapper
 
 LOGGER = logging.getLogger("flwr.scheduling")  # below Flower's logger: its handlers and level serve
+_LOOK_S = 1.0  # longest pause between two looks who is there
 
 TIMEOUT = "timeout"
 """Failure of a message that was not answered before the deadline."""
@@ -86,7 +87,10 @@ class TimedExchange(Protocol):
         """Return the grid's monotonic time [s], real or virtual."""
 
     def wait(self, seconds: float) -> None:
-        """Let at most this much time pass; may return early when somebody arrives."""
+        """Let at most this much time pass; return when somebody may have become available.
+
+        Callers look then, and wait again. A grid that is told of nobody returns after a while.
+        """
 
 
 class TimedGrid(GridWrapper):
@@ -192,5 +196,5 @@ class TimedGrid(GridWrapper):
         return self._clock()
 
     def wait(self, seconds: float) -> None:
-        """Sleep for ``seconds``."""
-        self._sleep(seconds)
+        """Sleep for ``seconds``, or until it is time to look who is there."""
+        self._sleep(min(seconds, _LOOK_S))

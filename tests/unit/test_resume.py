@@ -207,8 +207,13 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         {"strategy": "random", "aggregation": "fedadam", "aggregation-option": "eta=0.01"},
         {"strategy": "local-accuracy", "fairness": "none", "aggregation": "fedavgm"},
         {"strategy": "round-robin", "joins": "3:20,4:31", "slowdowns": "1:25:3"},
+        {"strategy": "cs-ucb-q-loss", "min-clients": 10, "wait-s": 7.3},
+        {"tau-max-s": 0.5, "min-clients": 9, "wait-s": 30.0, "aggregation": "krum"},
     ],
-    ids=["cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"],
+    ids=[
+        *("cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"),
+        *("waiting", "waiting-krum"),
+    ],
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(
     changes: dict[str, Any], tmp_path: Path

@@ -778,7 +778,7 @@ def test_waits_for_clients_within_the_bound() -> None:
     wait = grid.wait
 
     def arrive(seconds: float) -> None:
-        wait(seconds)
+        wait(min(seconds, 1.0))
         waited.append(grid.now_s)
         if grid.now_s >= 2.0:
             grid.connected = {100, 101, 102}
@@ -787,6 +787,24 @@ def test_waits_for_clients_within_the_bound() -> None:
     _, (record,), _, _ = run(FedAvg(), [], grid=grid, num_selected=2, wait_s=60.0)
     assert waited == [1.0, 2.0]
     assert len(record.selected) == 2
+
+
+@pytest.mark.parametrize("begin_s", [0.0, 0.1, 1e-9, 146.8727880419222, 1e9 + 0.7])
+@pytest.mark.parametrize("wait_s", [7.3, 0.1, 1e-3, 1e9])
+def test_a_wait_ends_whatever_a_clock_rounds(begin_s: float, wait_s: float) -> None:
+    grid = ScriptedGrid([reply] * 3)
+    grid.connected = set()
+    grid.now_s = begin_s
+    steps: list[float] = []
+
+    def wait(seconds: float) -> None:
+        steps.append(seconds)
+        assert len(steps) < 50
+        grid.now_s += min(seconds, wait_s / 7)
+
+    grid.wait = wait  # type: ignore[method-assign]
+    _, (record,), _, _ = run(FedAvg(), [], grid=grid, num_selected=2, wait_s=wait_s)
+    assert record.selected == []
 
 
 def test_client_that_crashes_fast_falls_to_its_floor() -> None:

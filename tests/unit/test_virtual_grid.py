@@ -111,8 +111,13 @@ def test_busy_client_is_unavailable_until_its_late_answer_would_have_come() -> N
     grid = make_grid(slow_from_round=1, slow_factor=[1.0, 1.0, 1e3], late="busy")
     *_, late = grid.exchange(to(grid), timeout_s=5.0)
     assert grid.busy() == {late.node_id}
+    due_s = max(grid._busy_until.values())
+    grid.wait(1.0)
+    assert (grid.now(), grid.busy()) == (6.0, {late.node_id})
     grid.wait(1e6)
-    assert grid.busy() == set()
+    assert (grid.now(), grid.busy()) == (due_s, set()), "not longer: somebody is free"
+    grid.wait(1e6)
+    assert grid.now() == due_s + 1e6, "nobody else comes within a round"
 
 
 def test_client_that_raises_is_an_error_reply() -> None:
