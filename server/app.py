@@ -24,10 +24,10 @@ from .aggregation import build_aggregation
 from .alarms import AlarmLog
 from .config import ServerConfig
 from .history import RunHistory
-from .resume import Checkpointer, load_checkpoint, restore
+from .resume import Checkpointer, has_model, load_checkpoint, restore
 from .round_log import RoundLog
 from .round_metrics import RoundMetrics
-from .run_directory import RunDirectory, load_model, lock_run, read_rounds, refuse_existing
+from .run_directory import RunDirectory, load_model, lock_run, read_rounds, refuse_used
 from .trackers import RunEnd, TrackedRun, Trackers, require_trackers, tracker_names
 
 
@@ -81,13 +81,13 @@ def check_settings(config: ServerConfig, *, resume: bool = False) -> None:
     strategy = build_strategy(config)
     check_partitioner(config.partitioner)
     arrays = initial_arrays(config.model, config.seed)
-    if config.initial_model:
-        load_model(Path(config.initial_model), like=arrays)
     if config.run_dir:
         if resume:
             lock_run(Path(config.run_dir)).release()
         else:
-            refuse_existing(Path(config.run_dir))
+            refuse_used(Path(config.run_dir))
+    if config.initial_model and not has_model(config):
+        load_model(Path(config.initial_model), like=arrays)
     if config.checkpoint_every:
         strategy.require_savable()
 
@@ -142,12 +142,12 @@ def create_app(
 
         config = ServerConfig.from_mapping(context.run_config)
         arrays = initial_arrays(config.model, config.seed)
-        if config.initial_model:
-            arrays = load_model(Path(config.initial_model), like=arrays)
         strategy = build_strategy(config, availability=availability)
         timed = grid if isinstance(grid, TimedExchange) else _StockGrid(grid, config.tau_max_s)
         run_dir = Path(config.run_dir) if config.run_dir else None
         saved = load_checkpoint(run_dir, config) if resume and run_dir is not None else None
+        if config.initial_model and not (saved and saved.round):
+            arrays = load_model(Path(config.initial_model), like=arrays)
         history = RunHistory(arrays, target_accuracy=config.target_accuracy)
         done = saved.round if saved is not None else 0
         if saved is not None and done and run_dir is not None:

@@ -24,6 +24,7 @@ from strategies.flower import LOGGER
 FORMAT: Final = 1
 """Version of the files."""
 _KEPT: Final = 2
+_DIGEST_LENGTH: Final = 16
 _ARRAY: Final = "__array__"
 _STATE: Final = "state"
 _SUFFIX: Final = ".safetensors"
@@ -89,8 +90,15 @@ class CheckpointFolder:
             raise OSError(error.errno, error.strerror, str(target)) from None
         finally:  # interrupted, for one
             temporary.unlink(missing_ok=True)
-        for old in self._files()[:-_KEPT]:
+        # Those of later rounds were passed over when the run was resumed: it has come another way.
+        others = [file for file in self._files() if file != target]
+        before = [file for file in others if _round_of(file) < server_round]
+        for old in {*others} - {*before[1 - _KEPT :]}:
             old.unlink(missing_ok=True)
+
+    def has_rounds(self) -> bool:
+        """Tell whether a checkpoint was made after some round."""
+        return any(_round_of(file) > 0 for file in self._files())
 
     def load(self) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; ``None`` if there is none.
@@ -106,7 +114,8 @@ class CheckpointFolder:
 
     def _files(self) -> list[Path]:
         """Return the files by round."""
-        return sorted(self.path.glob(f"[0-9]*-*{_SUFFIX}"))
+        found = self.path.glob(f"[0-9]*-*{_SUFFIX}")
+        return sorted((file for file in found if file.is_file()), key=lambda f: (_round_of(f), f))
 
 
 def sync_folder(path: Path) -> None:
@@ -118,10 +127,17 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def _round_of(file: Path) -> int:
+    number = file.name.partition("-")[0]
+    return int(number) if number.isdecimal() else -1
+
+
 def _read(file: Path) -> Checkpoint:
-    data = file.read_bytes()
-    if file.stem.partition("-")[2] != _digest(data):
+    with file.open("rb") as stream:  # not all of it into memory: it may be anything
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:_DIGEST_LENGTH]
+    if file.stem.partition("-")[2] != digest:
         raise ValueError("its bytes are not those that were written")
+    data = file.read_bytes()
     arrays = safetensors.numpy.load(data)
     length = int.from_bytes(data[:8], "little")
     tree = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_STATE])
@@ -131,7 +147,7 @@ def _read(file: Path) -> Checkpoint:
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+    return hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]
 
 
 def _pack(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:

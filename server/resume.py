@@ -17,7 +17,7 @@ from strategies.flower import RoundRecord, ScheduledStrategy, TimedExchange
 from .checkpoint import Checkpoint, CheckpointFolder
 from .config import ServerConfig
 from .history import RunHistory
-from .run_directory import RunDirectory, count_rounds, read_rounds
+from .run_directory import ROUNDS, RunDirectory, count_rounds, digest_rounds, read_rounds
 from .settings import Settings
 
 FOLDER: Final = "checkpoint"
@@ -115,11 +115,17 @@ class Checkpointer:
             "strategy": self._strategy.state_dict(),
             "grid": grid.state_dict() if isinstance(grid, StatefulGrid) else None,
             "random": _random_state(),
+            "rounds": self._directory.digest,
         }
         with self._directory.tolerating("checkpoint"):
             self._directory.sync()
             self._folder.save(server_round, state)
             self.saved_round = server_round
+
+
+def has_model(config: ServerConfig) -> bool:
+    """Tell whether a run has come so far that it needs no model to begin with."""
+    return bool(config.run_dir) and CheckpointFolder(Path(config.run_dir) / FOLDER).has_rounds()
 
 
 def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:
@@ -268,7 +274,12 @@ def restore(
     records = read_rounds(run_dir, saved.round, names)
     _set_random_state(state["random"])
     arrays = ArrayRecord({key: Array(model[key]) for key in like})
-    return RunHistory(arrays, records, target_accuracy=config.target_accuracy)
+    history = RunHistory(arrays, records, target_accuracy=config.target_accuracy)
+    # Earlier versions did not note of which rounds a checkpoint was made.
+    if "rounds" in state and state["rounds"] != digest_rounds(run_dir, saved.round):
+        allowed = f"a run whose checkpoint was made after the rounds in its {ROUNDS}, not others"
+        raise ConfigError("resume", str(run_dir), allowed)
+    return history
 
 
 def _random_state() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
@@ -25,6 +26,7 @@ from safetensors import SafetensorError
 from strategies import ConfigError
 from strategies.flower import LOGGER, Arm, RoundRecord
 
+from .round_line import parse_round, read_line
 from .score_log import ScoreLog, end_of, read_scores
 
 SCHEMA: Final = 1
@@ -32,6 +34,10 @@ SCHEMA: Final = 1
 TRUTH: Final = "truth.json"
 """File with the clients' true expected times, where they are known: in simulations."""
 ROUNDS: Final = "rounds.jsonl"
+_OF_NO_RUN: Final = frozenset(
+    (".lock", ".config.toml.tmp", ".live.json.tmp", "live.json", "lost+found")
+)
+"""What may be in a folder in which no run has begun."""
 MAX_LISTED_ARMS: Final = 200
 """Above this many arms the availability is not listed by arm."""
 
@@ -45,22 +51,30 @@ def default_run_dir(what: str) -> Path:
     return Path("runs") / f"{stamp}-{what}-{secrets.token_hex(2)}"
 
 
-def refuse_existing(path: Path) -> None:
-    """Refuse a run directory that exists already.
+def refuse_used(path: Path) -> None:
+    """Refuse a run directory in which there is something already.
+
+    An empty folder is as good as none, and so is one in which a run was killed before it noted
+    its settings.
 
     Raises
     ------
     ConfigError
-        If it does: results are never overwritten or mixed.
+        If there is something: results are never overwritten or mixed.
     """
     try:
-        exists = path.exists()
+        names = {file.name for file in path.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        if not path.exists():
+            return  # but a folder above it is a file: who creates it will say so
+        names = {path.name}
     except OSError as error:  # a name that is too long, for one
-        raise ConfigError(
-            "run-dir", str(path), f"a folder that can be created ({error.strerror})"
-        ) from None
-    if exists:
-        raise ConfigError("run-dir", str(path), "a folder that does not exist yet")
+        allowed = f"a folder that can be created ({error.strerror})"
+        raise ConfigError("run-dir", str(path), allowed) from None
+    if names - _OF_NO_RUN:
+        raise ConfigError("run-dir", str(path), "a folder that does not exist yet, or is empty")
 
 
 def write_whole(target: Path, data: str | bytes) -> None:
@@ -130,9 +144,8 @@ def read_rounds(
             found += 1
             try:
                 record = parse_round(line, found, names)
-            except (ValueError, TypeError, LookupError):
-                allowed = f"a run whose {file.name} can be read: line {found} is damaged"
-                raise ConfigError("resume", str(path), allowed) from None
+            except ValueError as error:
+                raise _damaged(path, found, error) from None
             if queues_from is not None and found >= queues_from:
                 scores = read_scores(path, json.loads(line))
                 if scores is not None and scores.owed is not None:
@@ -140,6 +153,21 @@ def read_rounds(
             yield record
     if found < num_rounds:
         raise ConfigError("resume", str(path), f"a run with {num_rounds} rounds in {file.name}")
+
+
+def _damaged(path: Path, number: int, error: ValueError) -> ConfigError:
+    why = "" if isinstance(error, json.JSONDecodeError) else f" ({error})"
+    allowed = f"a run whose {ROUNDS} can be read: line {number} is damaged{why}"
+    return ConfigError("resume", str(path), allowed)
+
+
+def digest_rounds(path: Path, num_rounds: int) -> str:
+    """Return what :attr:`RunDirectory.digest` was after so many rounds."""
+    digest = hashlib.sha256()
+    with (path / ROUNDS).open("rb") as lines:
+        for line in islice(lines, num_rounds):
+            digest.update(line.rstrip(b"\n"))
+    return digest.hexdigest()
 
 
 def count_rounds(path: Path) -> int:
@@ -162,31 +190,6 @@ def written_rounds(path: Path) -> list[dict[str, Any]]:
         return []
     *lines, _half = data.split(b"\n")
     return [json.loads(line) for line in lines]
-
-
-def parse_round(line: bytes, number: int, names: Sequence[str]) -> RoundRecord:
-    """Read a line of ``rounds.jsonl``.
-
-    Parameters
-    ----------
-    line : bytes
-        The line.
-    number : int
-        Round that it must be of.
-    names : sequence of str
-        What the arms are called, by index.
-
-    Raises
-    ------
-    ValueError, TypeError, LookupError
-        If it is no such line.
-    """
-    found = json.loads(line)
-    if found["round"] != number or not isinstance(found["accuracy"], int | float | None):
-        raise ValueError("another round, or no accuracy")
-    values = {f.name: found[f.name] for f in fields(RoundRecord) if f.name in found}
-    values.setdefault("available", list(range(found["num_available"])))
-    return RoundRecord(**values, names=[names[arm] for arm in found["selected"]])
 
 
 def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
@@ -227,7 +230,7 @@ class RunDirectory:
     Parameters
     ----------
     path : Path
-        Folder to create; it must not exist.
+        Folder to create; it must not exist, or be empty.
     config : mapping
         Resolved settings, written to ``config.toml``.
     disk_required : bool
@@ -237,20 +240,20 @@ class RunDirectory:
     Raises
     ------
     ConfigError
-        If the folder exists or cannot be created; nothing is left behind.
+        If the folder is in use or cannot be created.
     """
 
     def __init__(
         self, path: Path, config: Mapping[str, Any], *, disk_required: bool = True
     ) -> None:
-        refuse_existing(path)
+        refuse_used(path)
         try:
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 "run-dir", str(path), f"a folder that can be created ({error.strerror})"
             ) from None
-        self._open(path, config, disk_required=disk_required)
+        self._open(path, config, disk_required=disk_required, new=True)
         self._scores = ScoreLog(path)
 
     @classmethod
@@ -278,32 +281,53 @@ class RunDirectory:
         Raises
         ------
         ConfigError
-            If another process writes it.
+            If another process writes it, or a round is damaged.
         OSError
             If it cannot be read or written.
         """
         directory = cls.__new__(cls)
         directory._open(path, config, disk_required=disk_required)
-        end = 0
-        with (path / ROUNDS).open("rb+") as lines:
-            for text in islice(lines, num_rounds):
-                line = json.loads(text)
+        end, length = 0, 0
+        with (path / ROUNDS).open("rb") as lines:
+            for number, text in enumerate(islice(lines, num_rounds), start=1):
+                try:
+                    line = read_line(text, number)
+                    if line.get("scores") and line["scores"]["at"] != end:
+                        raise ValueError("its scores do not follow those before")
+                except ValueError as error:
+                    directory.close()
+                    raise _damaged(path, number, error) from None
                 if line["accuracy"] is not None:
                     directory._best_accuracy = max(directory._best_accuracy, line["accuracy"])
                 end = max(end, end_of(line))
-            lines.truncate()
+                length += len(text)
+                directory._digest.update(text.rstrip(b"\n"))
+        directory._rounds.truncate(length)
+        directory._size = length
+        if num_rounds and not text.endswith(b"\n"):  # lost, or the next round would share its line
+            directory._size += directory._rounds.write(b"\n")
         directory._scores = ScoreLog(path, end)
         if not (path / "model-best.safetensors").exists():
             directory._best_accuracy = -1.0
         return directory
 
-    def _open(self, path: Path, config: Mapping[str, Any], *, disk_required: bool) -> None:
+    def _open(
+        self, path: Path, config: Mapping[str, Any], *, disk_required: bool, new: bool = False
+    ) -> None:
         self.path = path
         self._disk_required = disk_required
         self._lock = lock_run(path)
+        if new:
+            try:
+                refuse_used(path)  # another process may have been quicker
+            except ConfigError:
+                self._lock.release()
+                raise
         self._write("config.toml", tomli_w.dumps(dict(config)))
         # Unbuffered: what could not be written must not turn up later, half of it or twice.
         self._rounds = (path / ROUNDS).open("ab", buffering=0)
+        self._size = os.fstat(self._rounds.fileno()).st_size
+        self._digest = hashlib.sha256()
         self._unwritten: list[bytes] = []
         self._troubles: set[str] = set()
         self._log = _QuietFileHandler(path / "log.txt", encoding="utf-8")
@@ -342,8 +366,9 @@ class RunDirectory:
         }
         with self.tolerating("scores of the clients"):
             line["scores"] = self._scores.append(record)
-        text = json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
-        self._unwritten.append(text.encode())
+        text = json.dumps(line, separators=(",", ":"), allow_nan=False).encode()
+        self._digest.update(text)
+        self._unwritten.append(text + b"\n")
         with self.tolerating("record of the rounds"):
             self._write_rounds()
         with self.tolerating("copy of the best model"):
@@ -392,8 +417,11 @@ class RunDirectory:
         self._write_rounds()
         with self._naming_rounds():
             os.fsync(self._rounds.fileno())
-            if not os.path.samestat(os.fstat(self._rounds.fileno()), os.stat(self.path / ROUNDS)):
+            ours, there = os.fstat(self._rounds.fileno()), os.stat(self.path / ROUNDS)
+            if not os.path.samestat(ours, there):
                 raise OSError(errno.ESTALE, "it is no longer the file that this run writes")
+            if ours.st_size != self._size:
+                raise OSError(errno.ESTALE, "somebody else has changed it")
 
     @contextmanager
     def tolerating(self, what: str) -> Iterator[None]:
@@ -409,6 +437,11 @@ class RunDirectory:
             self._troubles.add(what)
         else:
             self._troubles.discard(what)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all rounds so far: a checkpoint belongs to those it was made after."""
+        return self._digest.hexdigest()
 
     def count_rounds(self) -> int:
         """Return how many rounds ``rounds.jsonl`` holds, or will when there is room."""
@@ -434,6 +467,7 @@ class RunDirectory:
                 with suppress(OSError):
                     self._rounds.truncate(end)
                 raise
+        self._size += written
         self._unwritten.clear()
 
     @contextmanager

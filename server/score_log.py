@@ -20,11 +20,11 @@ from strategies import Explanation
 from strategies.flower import RoundRecord
 
 FILE: Final = "scores.bin"
-_MAX_ARMS: Final = 10_000
+MAX_ARMS: Final = 10_000
 """Above this many arms nothing is recorded: the file would outgrow everything else."""
 _DTYPE: Final = np.dtype("<f4")
 _NAN: Final = b"\xff" * _DTYPE.itemsize
-_AVAILABLE, _TIE, _OWED = "available", "tie-break", "owed"
+AVAILABLE, _TIE, _OWED = "available", "tie-break", "owed"
 """Names of rows that are no parts of a score."""
 
 
@@ -93,7 +93,7 @@ class ScoreLog:
             If there is no room; the file is as before.
         """
         explanation = record.explanation
-        if explanation is None or record.num_arms > _MAX_ARMS:
+        if explanation is None or record.num_arms > MAX_ARMS:
             return None
         rows = _rows(explanation, record)
         block = np.empty((len(rows), record.num_arms), dtype=_DTYPE)
@@ -162,7 +162,7 @@ def read_scores(run_dir: Path, line: Mapping[str, Any]) -> Scores | None:
     if np.isnan(matrix).any():
         return None
     rows = dict(zip(found["rows"], matrix, strict=True))
-    available = rows.pop(_AVAILABLE)
+    available = rows.pop(AVAILABLE)
     tie_break, owed = rows.pop(_TIE, None), rows.pop(_OWED, None)
     return Scores(found["rule"], found["unit"], available > 0, rows, tie_break, owed)
 
@@ -170,7 +170,7 @@ def read_scores(run_dir: Path, line: Mapping[str, Any]) -> Scores | None:
 def _rows(explanation: Explanation, record: RoundRecord) -> dict[str, Any]:
     available = np.zeros(record.num_arms)
     available[record.available] = 1.0
-    rows: dict[str, Any] = {_AVAILABLE: available, **explanation.parts}
+    rows: dict[str, Any] = {AVAILABLE: available, **explanation.parts}
     if explanation.tie_break is not None:
         rows[_TIE] = explanation.tie_break
     if record.queue is not None:

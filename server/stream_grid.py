@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import math
 import queue
 import secrets
@@ -485,6 +486,7 @@ class StreamGrid(OwnGrid):
     async def _main(self, started: Future[int]) -> None:
         """Serve until told to stop."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_note_fault)
         self._stop = asyncio.Event()
         server = grpc.aio.server(options=wire.server_options(self._keepalive_s))
         # No serialisers: what is exchanged are bytes, and no generated code is needed.
@@ -823,6 +825,13 @@ class StreamGrid(OwnGrid):
             acks = self._unacknowledged.pop(node_id, [])
         if acks:
             self._spawn(connection.send(wire.encode(wire.Ack(acks))))
+
+
+def _note_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what nobody handles: gRPC leaves cancelled calls of its own behind when it stops."""
+    error = context.get("exception")
+    level = logging.DEBUG if isinstance(error, asyncio.CancelledError) else logging.ERROR
+    LOGGER.log(level, "%s: %r", context.get("message"), error)
 
 
 def _read(request: _Request) -> tuple[Message | None, str | None]:

@@ -39,7 +39,7 @@ from .command_line import stoppable
 from .config import ServerConfig
 from .fleet import FleetConfig
 from .page.process import page_process
-from .run_directory import refuse_existing
+from .run_directory import refuse_used
 
 __all__ = ["SuperLink", "SuperLinkError", "run_superlink", "supernode_command", "write_app"]
 
@@ -110,11 +110,11 @@ def run_superlink(
     _refuse_unsupported(config)
     build_strategy(config.server_config())
     run_dir = Path(config.run_dir).resolve()
-    refuse_existing(run_dir)
+    refuse_used(run_dir)
     run_config = config.server_config().to_mapping() | {"run-dir": str(run_dir)}
     # The ServerApp creates the run directory; until all has ended, the state lies beside it.
     state = run_dir.with_name(f".{run_dir.name}-{STATE_FOLDER}")
-    refuse_existing(state)
+    refuse_used(state)
     superlink = SuperLink(state, config.address, Path(config.tls) if config.tls else None)
     with stoppable():
         try:

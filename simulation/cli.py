@@ -24,7 +24,7 @@ from server.command_line import (
 from server.config import idle_settings
 from server.page.process import DEFAULT_ADDRESS, page_process
 from server.resume import resumed_settings
-from server.run_directory import default_run_dir, refuse_existing
+from server.run_directory import default_run_dir, refuse_used
 
 from .config import SCENARIOS, SimulationConfig
 from .league.command import league
@@ -98,7 +98,7 @@ def cli(
         return
     config = _resolve(flags)
     run_dir = Path(config.run_dir or default_run_dir(config.strategy))
-    refuse_existing(run_dir)
+    refuse_used(run_dir)
     _tell_idle(flags, [config.strategy])
     with _page(run_dir, page):
         _run([replace(config, run_dir=str(run_dir))], run_dir, as_json)
@@ -164,7 +164,7 @@ def _run(
 ) -> None:
     """Run one simulation after the other; leave figures in the folder and show the results."""
     if not resume:
-        refuse_existing(folder)
+        refuse_used(folder)
     from .runner import Simulation  # takes seconds: torch
 
     errors = Console(stderr=True)

@@ -15,6 +15,7 @@ from flwr.app import Context, RecordDict
 
 from client.partition import build_partition
 from server.app import build_strategy, create_app
+from server.resume import has_model
 from server.run_directory import TRUTH, load_model, read_rounds, write_whole
 from strategies import POLICIES, ConfigError, check_feasibility, parse_floors
 from strategies.flower import RoundHook, RoundRecord
@@ -74,7 +75,8 @@ class Simulation:
         partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
         self._refuse_infeasible_floors([len(indices) for indices in partition])
         arrays = initial_arrays(config.model, config.seed)
-        if config.initial_model:  # refused here, before anything is written
+        # Refused here, before anything is written.
+        if config.initial_model and not has_model(config):
             load_model(Path(config.initial_model), like=arrays)
         model_bits = 8 * sum(array.numpy().nbytes for array in arrays.values())
         self._environment = config.environment(model_bits)

@@ -18,7 +18,8 @@ from strategies.flower import RoundRecord
 from ..alarms import Alarms
 from ..presence import FILE as PRESENCE
 from ..presence import HEARTBEAT_S
-from ..run_directory import ROUNDS, TRUTH, parse_round
+from ..round_line import read_line, record_of
+from ..run_directory import ROUNDS, TRUTH
 from ..score_log import Scores, read_scores
 from .numbers import number, numbers
 from .run_counts import RunCounts
@@ -174,10 +175,10 @@ class RunView:
         """Take a round in; ``False`` if it cannot be read."""
         number = self.num_rounds + 1
         try:
-            num_arms = int(json.loads(line)["num_arms"])
-            names = self._names(num_arms)
-            record = parse_round(line, number, names)
-        except (ValueError, TypeError, LookupError):
+            found = read_line(line, number)
+            names = self._names(found["num_arms"])
+            record = record_of(found, names)
+        except ValueError:
             self._damaged = number
             return False
         self._offsets.append(self._offsets[-1] + len(line) + 1)

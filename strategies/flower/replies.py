@@ -324,7 +324,7 @@ def client_timing(message: Message) -> tuple[float | None, float | None]:
 
 
 def _seconds(value: object) -> float | None:
-    if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
+    if isinstance(value, int | float) and 0 <= value <= LARGEST_VALUE:
         return float(value)
     return None
 

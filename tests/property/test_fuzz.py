@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import resource
 import struct
@@ -30,6 +31,8 @@ from client import wire
 from client.arrays import read_message
 from server.config import ServerConfig
 from server.fleet import FleetConfig
+from server.history import RunHistory
+from server.round_line import parse_round
 from server.settings import Settings
 from simulation.config import SimulationConfig
 from simulation.paper.config import PaperConfig
@@ -364,3 +367,57 @@ def test_absurd_whole_numbers_take_neither_time_nor_memory(
     for key, setting in cls.settings().items():
         if cls.type_of(setting) is int:
             check_config(lambda key=key: cls.from_mapping({key: number}))
+
+
+# --- the rounds of a run directory ----------------------------------------------------------------
+
+LINE: dict[str, Any] = {
+    **{"schema": 1, "round": 7, "time_s": 9.5, "round_s": 1.5, "num_arms": 3},
+    **{"num_available": 2, "available": [0, 2], "absent": [1], "selected": [0, 2]},
+    **{"rtt_s": [0.5, None], "completed": [True, False], "reason": [None, "timeout"]},
+    **{"compute_s": [0.1, None], "link_s": [None, None], "stepped": True, "no_step": None},
+    **{"accuracy": 0.5, "loss": 1.0, "wall": {"time_s": 1.0}},
+    "scores": {"at": 0, "rule": "largest", "unit": "", "rows": ["available", "mean"]},
+}
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 5)
+    | st.sampled_from([10**12, 10**400, -1, 1e308, -1e-9, math.nan, math.inf])
+    | st.floats()
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from([*LINE, *LINE["scores"]]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(list(LINE))
+
+
+@fuzz(2500)
+@given(st.dictionaries(KEYS, JSON, max_size=3), st.sets(KEYS, max_size=1))
+def test_any_edited_round_is_read_or_refused(changes: dict[str, Any], without: set[str]) -> None:
+    line = {key: value for key, value in {**LINE, **changes}.items() if key not in without}
+    try:
+        record = parse_round(json.dumps(line).encode(), 7, ["a", "b", "c"])
+    except ValueError:
+        return
+    assert RunHistory(ArrayRecord(), [record]).tallies.rounds == 1
+    assert len(record.names) == len(record.selected)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[" * 200_000, b'{"round":' * 50_000, b"", b"null", b"[]", b"\xff\xfe", b"7"],
+    ids=["lists", "objects", "nothing", "null", "list", "no text", "number"],
+)
+def test_what_is_no_round_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # its text is another one each
+        parse_round(data, 1, [])
+
+
+def test_an_unchanged_round_is_read() -> None:
+    record = parse_round(json.dumps(LINE).encode(), 7, ["a", "b", "c"])
+    assert record.names == ["a", "c"]
+    assert record.rtt_s == [0.5, None]

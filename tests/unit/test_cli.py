@@ -113,10 +113,11 @@ def test_existing_run_directory_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "rounds.jsonl").touch()
     for command in ([], ["compare"]):
         assert main([*command, "--run-dir", "old"]) == 2
         assert "run-dir = 'old': must be a folder that does not exist yet" in one_line(capsys)
-    assert list((tmp_path / "old").iterdir()) == []
+    assert [file.name for file in (tmp_path / "old").iterdir()] == ["rounds.jsonl"]
 
 
 def test_run_directory_that_cannot_be_made_is_refused(

@@ -128,6 +128,7 @@ def test_continue_resumes_what_is_there_and_begins_what_is_not(
     assert server_main(["--continue"]) == 2
     assert "given with --run-dir" in capsys.readouterr().err
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("somebody else's")
     arguments = ["--continue", "--run-dir", str(tmp_path / "run")]
     assert server_main(arguments) == 2
     assert "must be a folder that does not exist yet" in capsys.readouterr().err
@@ -141,6 +142,8 @@ def test_continue_resumes_what_is_there_and_begins_what_is_not(
     assert server_main(arguments) == 2
     assert "beta = 0.25, not 0.001" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").mkdir()  # as a run that was killed before it noted its settings
+    (tmp_path / "run" / ".lock").touch()
     taken = ["--address", "192.0.2.1:9092", "--insecure"]  # an address that is nobody's
     assert server_main([*arguments, *taken, "--beta", "0.5"]) == 2
     assert "address" in capsys.readouterr().err

@@ -607,7 +607,7 @@ def test_names_and_reasons_of_strangers_are_text(tmp_path: Path) -> None:
         pytest.param(lambda rounds: rounds[:1], id="one round"),
         pytest.param(lambda rounds: rounds[3:4], id="one round of the slow"),
         pytest.param(
-            lambda rounds: [{**r, "rtt_s": [None, None], "reason": ["lost"] * 2} for r in rounds],
+            lambda rounds: [a_round(n, {0: None, 1: None}) for n in range(1, len(rounds) + 1)],
             id="nobody ever answered",
         ),
         pytest.param(
@@ -619,7 +619,10 @@ def test_names_and_reasons_of_strangers_are_text(tmp_path: Path) -> None:
             id="one evaluation",
         ),
         pytest.param(
-            lambda rounds: [{**r, "num_arms": 4 if r["round"] > 60 else 2} for r in rounds],
+            lambda rounds: [
+                a_round(n, {0: 1.0, 1: 2.0}, num_arms=4 if n > 60 else 2)
+                for n in range(1, len(rounds) + 1)
+            ],
             id="late joiners",
         ),
     ],

@@ -90,6 +90,48 @@ def test_two_are_kept_and_one_that_is_torn_is_passed_over(
     assert folder.load() is None
 
 
+def test_what_was_passed_over_does_not_push_out_what_is_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for number in (200, 250):
+        folder.save(number, state(number))
+    for file in tmp_path.iterdir():
+        file.write_bytes(b"damaged")
+    aside = tmp_path / "aside"
+    CheckpointFolder(aside).save(150, state(150))
+    (backup,) = aside.iterdir()
+    backup.rename(tmp_path / backup.name)
+    aside.rmdir()
+    found = folder.load()
+    assert found is not None
+    assert found.round == 150
+    folder.save(151, state(151))
+    assert sorted(file.name[:8] for file in tmp_path.iterdir()) == ["00000150", "00000151"]
+    folder.save(152, state(152))
+    assert sorted(file.name[:8] for file in tmp_path.iterdir()) == ["00000151", "00000152"]
+    folder.save(10**8, state(1))  # nine digits
+    found = folder.load()
+    assert found is not None
+    assert found.round == 10**8
+
+
+def test_what_is_no_file_is_no_checkpoint(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, state(1))
+    name = "00000002-aaaaaaaaaaaaaaaa.safetensors"
+    os.mkfifo(tmp_path / name)  # to open it would wait for ever
+    assert folder.load() is not None
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    (tmp_path / "00000003-aaaaaaaaaaaaaaaa.safetensors").symlink_to("/nowhere")
+    assert folder.load() is not None
+    folder.save(4, state(4))
+    found = folder.load()
+    assert found is not None
+    assert found.round == 4
+
+
 def test_a_write_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +306,62 @@ def test_resuming_takes_the_runs_own_settings_and_no_others(
     (run_dir / "config.toml").write_text("tau-max-s = [")
     refused(f"--resume {run_dir}", "the folder of a run")
     assert len(rows(run_dir)) == 20, "what is there stays as it was"
+
+
+@pytest.mark.usefixtures("mnist")
+def test_a_round_without_its_line_feed_gets_it(tmp_path: Path) -> None:
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    Simulation(config(whole)).run()
+    run_until(config(run_dir), 14)
+    data = (run_dir / "rounds.jsonl").read_bytes()
+    (run_dir / "rounds.jsonl").write_bytes(data[:-1])
+    Simulation(config(run_dir)).run(resume=True)
+    assert rows(run_dir) == rows(whole)
+
+
+@pytest.mark.usefixtures("mnist")
+def test_a_checkpoint_belongs_to_its_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    run_until(config(one), 14)
+    run_until(config(other), 14)
+    shutil.rmtree(one / "checkpoint")
+    shutil.copytree(other / "checkpoint", one / "checkpoint")
+    data = (one / "rounds.jsonl").read_bytes()
+    capsys.readouterr()
+    assert main(["--resume", str(one)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "whose checkpoint was made after the rounds in its rounds.jsonl, not others" in line
+    assert (one / "rounds.jsonl").read_bytes() == data
+
+
+@pytest.mark.usefixtures("mnist")
+def test_a_resumed_run_needs_no_initial_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, run_dir = tmp_path / "first", tmp_path / "run"
+    Simulation(config(first, rounds=5)).run()
+    shutil.copy(first / "model.safetensors", "start.safetensors")
+    changes = {"initial-model": "start.safetensors"}
+    run_until(config(run_dir, **changes), 14)
+    Path("start.safetensors").unlink()
+    assert main(["--resume", str(run_dir), "--rounds", "20"]) == 0
+    assert len(rows(run_dir)) == 20
+
+
+def test_rounds_that_somebody_else_has_changed_stop_the_run(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run", {})
+    arrays = ArrayRecord({"w": Array(np.zeros(1, dtype=np.float32))})
+    directory.write_round(record(1), arrays)
+    directory.sync()
+    with (tmp_path / "run" / "rounds.jsonl").open("rb+") as lines:
+        lines.truncate(30)
+    directory.write_round(record(2), arrays)
+    with pytest.raises(OSError, match="somebody else has changed it"):
+        directory.sync()
+    directory.close()
 
 
 @pytest.mark.usefixtures("mnist")

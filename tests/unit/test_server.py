@@ -226,9 +226,14 @@ def test_run_directory_holds_whole_lines_as_the_run_goes(
 
 
 def test_run_directory_is_never_reused(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    with pytest.raises(ConfigError, match="does not exist yet"):
-        RunDirectory(tmp_path / "x", {})
+    RunDirectory(tmp_path / "x", {}).close()
+    for name in ("config.toml", "rounds.jsonl", "log.txt"):  # whatever is left of it
+        with pytest.raises(ConfigError, match="does not exist yet"):
+            RunDirectory(tmp_path / "x", {})
+        (tmp_path / "x" / name).unlink()
+    (tmp_path / "x" / "scores.bin").unlink()
+    assert [file.name for file in (tmp_path / "x").iterdir()] == [".lock"]
+    RunDirectory(tmp_path / "x", {}).close()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="can be created"):
         RunDirectory(tmp_path / "file" / "x", {})
