@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -399,17 +400,33 @@ class Project:
             (folder / part).mkdir(parents=True)
         self.containers: list[Container] = []
 
-    def volume(self, name: str, image: Image, target: str) -> Path:
-        """Return a volume's folder; a new one belongs to whom the image's folder belongs to."""
+    def create(self) -> None:
+        """Initialise the volumes as ``docker compose up`` does, with every profile.
+
+        It creates all containers before it starts any, who is depended on first.
+        """
+        needs = {name: sorted(each.get("depends_on") or {}) for name, each in self.services.items()}
+        for service in TopologicalSorter(needs).static_order():
+            settings = self.services[service]
+            for entry in settings.get("volumes", []):
+                if entry["type"] == "volume":
+                    self._volume(entry["source"], self._image(settings), entry["target"])
+
+    def _volume(self, name: str, image: Image, target: str) -> Path:
+        """Return a volume's folder.
+
+        Whenever a container is created, Docker gives a volume that is empty what the image has at
+        the mount point, its owner and mode among it, also to one that is mounted read-only.
+        """
         path = self.folder / "volumes" / name
-        if not path.exists():
-            path.mkdir()
-            like = image.root / target.lstrip("/")
-            if like.is_dir():
-                found = like.stat()
-                os.chown(path, found.st_uid, found.st_gid)
-                path.chmod(found.st_mode & 0o7777)
+        path.mkdir(mode=0o755, exist_ok=True)
+        like = image.root / target.lstrip("/")
+        if like.is_dir() and not any(path.iterdir()):
+            run("cp", "--archive", "--no-target-directory", like, path)
         return path
+
+    def _image(self, settings: Mapping[str, Any]) -> Image:
+        return self._images[settings["image"].partition(":")[0]]
 
     def start(
         self,
@@ -442,7 +459,7 @@ class Project:
             Other volumes in the place of the named ones.
         """
         settings = self.services[service]
-        image = self._images[settings["image"].partition(":")[0]]
+        image = self._image(settings)
         name = name or service
         bundle = self.folder / "containers" / f"{name}-{len(self.containers)}"
         bundle.mkdir()
@@ -512,7 +529,7 @@ class Project:
                 path = Path(entry["source"])
             else:
                 source = volumes.get(entry["source"], entry["source"])
-                path = self.volume(source, image, entry["target"])
+                path = self._volume(source, image, entry["target"])
             read_only = entry.get("read_only", False)
             spec["mounts"].append(_bind(path, entry["target"], read_only=read_only))
         for namespace in spec["linux"]["namespaces"]:

@@ -154,6 +154,12 @@ def test_certs_makes_what_is_wanted_and_refuses_what_it_does_not_know(tmp_path: 
             made = f"flower-certs ensure --dir . {flags} -- near middle far * dev-1"
             assert made in done.stdout.splitlines()
             assert ("flower-certs renew --dir ." in done.stdout) == bool(arguments)
+            lines = done.stdout.splitlines()
+            for name in ("server", "supernode", "near", "middle", "far"):
+                folder = tmp_path / "tls" / name  # may be another user's, where root may not write
+                assert lines.index(f"chown 0:0 {folder}") < lines.index(
+                    f"chown 10001:10001 {' '.join(map(str, sorted(folder.iterdir())))}"
+                )
     assert "must be renew, or nothing" in done.stderr
 
 
