@@ -88,6 +88,7 @@ def test_services_are_hardened(file: str) -> None:
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert {"memory", "pids"} <= service["deploy"]["resources"]["limits"].keys(), name
+        assert service["logging"]["driver"] == "json-file", f"{name}: whose options these are"
         assert service.get("cap_add", []) == (["CHOWN"] if name == "certs" else []), name
 
 
