@@ -493,7 +493,9 @@ class Project:
         config = image.config
         uid, gid = image.user(settings.get("user") or config["User"])
         variables = dict(entry.split("=", 1) for entry in config["Env"])
-        variables |= {key: value or "" for key, value in (settings["environment"] or {}).items()}
+        variables |= {
+            key: value or "" for key, value in (settings.get("environment") or {}).items()
+        }
         variables |= environment
         process = spec["process"]
         process["terminal"] = False
