@@ -269,9 +269,13 @@ class Images:
         """Remove the storage."""
         self.buildah("rm", "--all")
         self.buildah("rmi", "--all", "--force")
-        with suppress(EngineError):  # the driver's own mount
-            run("umount", self._folder / "storage" / "overlay")
+        self.release()
         shutil.rmtree(self._folder)
+
+    def release(self) -> None:
+        """Undo the mount that the storage's driver leaves behind."""
+        with suppress(EngineError):  # there is none
+            run("umount", self._folder / "storage" / "overlay")
 
 
 @dataclass(frozen=True)
