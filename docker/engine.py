@@ -96,15 +96,31 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
     return time.monotonic() - begin
 
 
-def read_compose(file: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return a compose file as Compose itself reads it, every profile included."""
-    values = {**os.environ, **environment}
-    text = run(
-        *compose_command(),
-        *("--env-file", "/dev/null"),  # not the user's own
-        *("-f", ROOT / "docker" / file, "--profile", "*", "config", "--format", "json"),
-        env=values,
-    )
+def read_compose(
+    file: str, environment: Mapping[str, str], settings: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a compose file as Compose itself reads it, every profile included.
+
+    Parameters
+    ----------
+    file : str
+        In ``docker``.
+    environment : mapping
+        What a user would write into ``.env``.
+    settings : mapping
+        Text of the files that a user would put beside it; those that are there do not count.
+    """
+    values = {key: value for key, value in os.environ.items() if not key.startswith("FLEET_")}
+    with tempfile.TemporaryDirectory(prefix=OWN_PREFIX) as folder:
+        for name, text in settings.items():
+            Path(folder, name).write_text(text)
+        shutil.copy(ROOT / "docker" / "fleet.env", folder)
+        text = run(
+            *compose_command(),
+            *("--env-file", "/dev/null", "--project-directory", folder),
+            *("-f", ROOT / "docker" / file, "--profile", "*", "config", "--format", "json"),
+            env={**values, **environment},
+        )
     found: dict[str, Any] = json.loads(text.replace("$$", "$"))
     return found
 
