@@ -455,6 +455,7 @@ class Project:
         hosts: Mapping[str, str],
         *,
         name: str = "",
+        entrypoint: Sequence[str] = (),
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | None = None,
@@ -471,6 +472,8 @@ class Project:
             Addresses of names, as Compose's name server would give them.
         name : str
             Of the container; by default the service's.
+        entrypoint : sequence of str
+            In the place of the service's.
         arguments : sequence of str
             Added to the service's command.
         environment : mapping, optional
@@ -479,6 +482,8 @@ class Project:
             Other volumes in the place of the named ones.
         """
         settings = self.services[service]
+        if entrypoint:
+            settings = {**settings, "entrypoint": entrypoint, "command": None}
         image = self._image(settings)
         name = name or service
         bundle = self.folder / "containers" / f"{name}-{len(self.containers)}"
@@ -581,7 +586,7 @@ class Container:
     def __init__(self, identity: str, bundle: Path, log: Path, state: Path) -> None:
         self._identity = identity
         self._bundle = bundle
-        self._log = log
+        self.output = log
         self._state = state
         self._process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
@@ -589,7 +594,7 @@ class Container:
     def start(self) -> None:
         """Run it, with its output in the log."""
         self.started = time.monotonic()
-        with self._log.open("wb") as log:
+        with self.output.open("wb") as log:
             command = ["runc", "--root", str(self._state), "run", "--bundle", str(self._bundle)]
             self._process = subprocess.Popen(
                 [*command, self._identity],
@@ -602,7 +607,7 @@ class Container:
     @property
     def log(self) -> str:
         """What it has printed."""
-        return self._log.read_text(errors="replace")
+        return self.output.read_text(errors="replace")
 
     def wait(self, timeout_s: float) -> int:
         """Wait for its end and return its exit code."""
