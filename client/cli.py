@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from client.errors import ClientConfigError, MnistUnavailableError
+from client.errors import ClientConfigError, ConnectionRefused, MnistUnavailableError
 from client.slots import take_slot
 from client.wire import package_version
 
@@ -61,8 +61,6 @@ def main(
     int
         0 when stopped, 1 when the server refuses, 2 for wrong usage.
     """
-    from client.stream import ConnectionRefused
-
     try:
         cli.main(args=arguments, prog_name="flower-client", standalone_mode=False, obj=available)
     except click.ClickException as error:

@@ -14,3 +14,17 @@ class CertificateTimeError(ConnectionError):
 
 class MnistUnavailableError(RuntimeError):
     """MNIST is neither in the cache folder nor to be had; the text says what to do."""
+
+
+class ConnectionRefused(Exception):
+    """The server does not take this client; the text is one line for the user.
+
+    Attributes
+    ----------
+    code : str
+        One of :class:`client.wire.Refusal`.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code

@@ -23,6 +23,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
@@ -229,7 +230,7 @@ def ensure_mnist(
         return root
     try:
         raw.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(raw / ".lock", timeout=_LOCK_TIMEOUT_S):
+        with _locked(raw, report):
             _fetch(raw, report)
     except filelock.Timeout:
         raise MnistUnavailableError(
@@ -249,6 +250,21 @@ def _resolve(cache_dir: str | os.PathLike[str] | None) -> Path:
 
 def _raw_folder(root: Path) -> Path:
     return root / "MNIST" / "raw"
+
+
+@contextmanager
+def _locked(raw: Path, report: Report) -> Iterator[None]:
+    """Have the folder alone; who must wait says so."""
+    lock = filelock.FileLock(raw / ".lock", timeout=_LOCK_TIMEOUT_S)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        report(f"MNIST: waiting for another process that fetches it into {raw}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _missing(raw: Path) -> list[_RawFile]:

@@ -23,7 +23,7 @@ from flwr.common.serde import message_to_proto
 
 from client import wire
 from client.arrays import read_message
-from client.errors import ClientConfigError
+from client.errors import ClientConfigError, ConnectionRefused
 from client.health import OwnFault, tls_hint
 
 __all__ = ["LOGGER", "ConnectionRefused", "StreamClient", "VersionMismatch", "Worker"]
@@ -37,20 +37,6 @@ _FAREWELL_S = 1.0
 _MAX_REASON_LENGTH = 1000
 _BROKEN = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, OSError)
 """What gRPC raises when a stream is no more."""
-
-
-class ConnectionRefused(Exception):
-    """The server does not take this client; the text is one line for the user.
-
-    Attributes
-    ----------
-    code : str
-        One of :class:`client.wire.Refusal`.
-    """
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class VersionMismatch(ConnectionRefused):

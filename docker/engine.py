@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -95,15 +96,31 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
     return time.monotonic() - begin
 
 
-def read_compose(file: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return a compose file as Compose itself reads it, every profile included."""
-    values = {**os.environ, **environment}
-    text = run(
-        *compose_command(),
-        *("--env-file", "/dev/null"),  # not the user's own
-        *("-f", ROOT / "docker" / file, "--profile", "*", "config", "--format", "json"),
-        env=values,
-    )
+def read_compose(
+    file: str, environment: Mapping[str, str], settings: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a compose file as Compose itself reads it, every profile included.
+
+    Parameters
+    ----------
+    file : str
+        In ``docker``.
+    environment : mapping
+        What a user would write into ``.env``.
+    settings : mapping
+        Text of the files that a user would put beside it; those that are there do not count.
+    """
+    values = {key: value for key, value in os.environ.items() if not key.startswith("FLEET_")}
+    with tempfile.TemporaryDirectory(prefix=OWN_PREFIX) as folder:
+        for name, text in settings.items():
+            Path(folder, name).write_text(text)
+        shutil.copy(ROOT / "docker" / "fleet.env", folder)
+        text = run(
+            *compose_command(),
+            *("--env-file", "/dev/null", "--project-directory", folder),
+            *("-f", ROOT / "docker" / file, "--profile", "*", "config", "--format", "json"),
+            env={**values, **environment},
+        )
     found: dict[str, Any] = json.loads(text.replace("$$", "$"))
     return found
 
@@ -268,9 +285,13 @@ class Images:
         """Remove the storage."""
         self.buildah("rm", "--all")
         self.buildah("rmi", "--all", "--force")
-        with suppress(EngineError):  # the driver's own mount
-            run("umount", self._folder / "storage" / "overlay")
+        self.release()
         shutil.rmtree(self._folder)
+
+    def release(self) -> None:
+        """Undo the mount that the storage's driver leaves behind."""
+        with suppress(EngineError):  # there is none
+            run("umount", self._folder / "storage" / "overlay")
 
 
 @dataclass(frozen=True)
@@ -399,17 +420,33 @@ class Project:
             (folder / part).mkdir(parents=True)
         self.containers: list[Container] = []
 
-    def volume(self, name: str, image: Image, target: str) -> Path:
-        """Return a volume's folder; a new one belongs to whom the image's folder belongs to."""
+    def create(self) -> None:
+        """Initialise the volumes as ``docker compose up`` does, with every profile.
+
+        It creates all containers before it starts any, who is depended on first.
+        """
+        needs = {name: sorted(each.get("depends_on") or {}) for name, each in self.services.items()}
+        for service in TopologicalSorter(needs).static_order():
+            settings = self.services[service]
+            for entry in settings.get("volumes", []):
+                if entry["type"] == "volume":
+                    self._volume(entry["source"], self._image(settings), entry["target"])
+
+    def _volume(self, name: str, image: Image, target: str) -> Path:
+        """Return a volume's folder.
+
+        Whenever a container is created, Docker gives a volume that is empty what the image has at
+        the mount point, its owner and mode among it, also to one that is mounted read-only.
+        """
         path = self.folder / "volumes" / name
-        if not path.exists():
-            path.mkdir()
-            like = image.root / target.lstrip("/")
-            if like.is_dir():
-                found = like.stat()
-                os.chown(path, found.st_uid, found.st_gid)
-                path.chmod(found.st_mode & 0o7777)
+        path.mkdir(mode=0o755, exist_ok=True)
+        like = image.root / target.lstrip("/")
+        if like.is_dir() and not any(path.iterdir()):
+            run("cp", "--archive", "--no-target-directory", like, path)
         return path
+
+    def _image(self, settings: Mapping[str, Any]) -> Image:
+        return self._images[settings["image"].partition(":")[0]]
 
     def start(
         self,
@@ -418,6 +455,7 @@ class Project:
         hosts: Mapping[str, str],
         *,
         name: str = "",
+        entrypoint: Sequence[str] = (),
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | None = None,
@@ -434,6 +472,8 @@ class Project:
             Addresses of names, as Compose's name server would give them.
         name : str
             Of the container; by default the service's.
+        entrypoint : sequence of str
+            In the place of the service's.
         arguments : sequence of str
             Added to the service's command.
         environment : mapping, optional
@@ -442,7 +482,9 @@ class Project:
             Other volumes in the place of the named ones.
         """
         settings = self.services[service]
-        image = self._images[settings["image"].partition(":")[0]]
+        if entrypoint:
+            settings = {**settings, "entrypoint": entrypoint, "command": None}
+        image = self._image(settings)
         name = name or service
         bundle = self.folder / "containers" / f"{name}-{len(self.containers)}"
         bundle.mkdir()
@@ -476,7 +518,9 @@ class Project:
         config = image.config
         uid, gid = image.user(settings.get("user") or config["User"])
         variables = dict(entry.split("=", 1) for entry in config["Env"])
-        variables |= {key: value or "" for key, value in (settings["environment"] or {}).items()}
+        variables |= {
+            key: value or "" for key, value in (settings.get("environment") or {}).items()
+        }
         variables |= environment
         process = spec["process"]
         process["terminal"] = False
@@ -512,7 +556,7 @@ class Project:
                 path = Path(entry["source"])
             else:
                 source = volumes.get(entry["source"], entry["source"])
-                path = self.volume(source, image, entry["target"])
+                path = self._volume(source, image, entry["target"])
             read_only = entry.get("read_only", False)
             spec["mounts"].append(_bind(path, entry["target"], read_only=read_only))
         for namespace in spec["linux"]["namespaces"]:
@@ -542,7 +586,7 @@ class Container:
     def __init__(self, identity: str, bundle: Path, log: Path, state: Path) -> None:
         self._identity = identity
         self._bundle = bundle
-        self._log = log
+        self.output = log
         self._state = state
         self._process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
@@ -550,7 +594,7 @@ class Container:
     def start(self) -> None:
         """Run it, with its output in the log."""
         self.started = time.monotonic()
-        with self._log.open("wb") as log:
+        with self.output.open("wb") as log:
             command = ["runc", "--root", str(self._state), "run", "--bundle", str(self._bundle)]
             self._process = subprocess.Popen(
                 [*command, self._identity],
@@ -563,7 +607,7 @@ class Container:
     @property
     def log(self) -> str:
         """What it has printed."""
-        return self._log.read_text(errors="replace")
+        return self.output.read_text(errors="replace")
 
     def wait(self, timeout_s: float) -> int:
         """Wait for its end and return its exit code."""

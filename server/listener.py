@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from typing import Final
 
 from strategies import ConfigError
+
+FREE_PORT: Final = "the port not in use, nor below 1024 without the right to that"
+"""What both an address that is taken and one that is not allowed lack."""
 
 
 def listen(key: str, address: str) -> socket.socket:
@@ -36,7 +40,7 @@ def listen(key: str, address: str) -> socket.socket:
         listener.listen()
     except (OSError, ValueError, OverflowError):
         listener.close()
-        raise ConfigError(key, address, "HOST:PORT of this machine, the port not in use") from None
+        raise ConfigError(key, address, f"HOST:PORT of this machine, {FREE_PORT}") from None
     return listener
 
 

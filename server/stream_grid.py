@@ -41,6 +41,7 @@ from strategies.flower import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, LimitedL
 
 from .attendance_log import AttendanceLog
 from .connection import FAREWELL_S, Connection, certified_names, host_of, is_server, node_id_of
+from .listener import FREE_PORT
 from .strangers import Strangers
 
 LOST: Final = "connection lost"
@@ -508,7 +509,7 @@ class StreamGrid(OwnGrid):
         except RuntimeError:
             await server.stop(None)
             raise ConfigError(
-                "address", self._address, "host:port of this machine, the port not in use"
+                "address", self._address, f"host:port of this machine, {FREE_PORT}"
             ) from None
         started.set_result(port)
         review = asyncio.create_task(self._review())

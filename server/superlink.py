@@ -38,6 +38,7 @@ from .app import build_strategy
 from .command_line import stoppable
 from .config import ServerConfig
 from .fleet import FleetConfig
+from .listener import FREE_PORT
 from .page.process import page_process
 from .run_directory import refuse_used
 
@@ -543,7 +544,7 @@ def _free_port(address: str, host: str, port: int) -> int:
             raise ConfigError(
                 "address",
                 address,
-                f"host:port of this machine, the port not in use ({error.strerror})",
+                f"host:port of this machine, {FREE_PORT} ({error.strerror})",
             ) from None
         return int(probe.getsockname()[1])
 

@@ -279,6 +279,7 @@ def test_a_request_without_arrays():
     [
         ("client, client.protocol", {"numpy", "torch", "flwr", "grpc"}),
         ("client.channel, client.partition", {"torch", "flwr", "scipy"}),
+        ("client.cli, client.credentials, client.health", {"numpy", "torch", "flwr"}),
     ],
 )
 def test_imports_load_nothing_heavy(imported, kept_out):

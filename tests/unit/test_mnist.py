@@ -267,11 +267,13 @@ def test_a_lock_held_for_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.1)
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
+    told = []
     with (
         filelock.FileLock(raw / ".lock"),
         pytest.raises(MnistUnavailableError, match="another process has been fetching MNIST"),
     ):
-        ensure_mnist(tmp_path)
+        ensure_mnist(tmp_path, told.append)
+    assert told == [f"MNIST: waiting for another process that fetches it into {raw}"]
 
 
 class Python2Pickler(pickle._Pickler):
