@@ -112,8 +112,8 @@ def _page(run_dir: Path, address: str | None) -> Iterator[None]:
         return
     with page_process(run_dir, address):
         yield
-        Console(stderr=True).print("the run has ended; its page stays until Ctrl-C")
         with suppress(KeyboardInterrupt), stoppable():
+            Console(stderr=True).print("the run has ended; its page stays until Ctrl-C")
             threading.Event().wait()
 
 
