@@ -420,8 +420,6 @@ class RunDirectory:
             ours, there = os.fstat(self._rounds.fileno()), os.stat(self.path / ROUNDS)
             if not os.path.samestat(ours, there):
                 raise OSError(errno.ESTALE, "it is no longer the file that this run writes")
-            if ours.st_size != self._size:
-                raise OSError(errno.ESTALE, "somebody else has changed it")
 
     @contextmanager
     def tolerating(self, what: str) -> Iterator[None]:
@@ -460,6 +458,8 @@ class RunDirectory:
         data, written = b"".join(self._unwritten), 0
         end = os.fstat(self._rounds.fileno()).st_size
         with self._naming_rounds():
+            if end != self._size:
+                raise OSError(errno.ESTALE, "somebody else has changed it")
             try:
                 while written < len(data):
                     written += self._rounds.write(data[written:])

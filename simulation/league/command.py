@@ -38,10 +38,11 @@ _QUICK_SEEDS: Final = 10
     "policies",
     multiple=True,
     metavar="NAME",
-    help="May be given several times. Default: all that learn from times alone.",
+    help="May be given several times. Default: all that can do with times alone, or with "
+    "--training the leading ones and those to beat.",
 )
 @click.option(
-    "--training", is_flag=True, help="Seconds to an accuracy instead, on the non-i.i.d. scenario."
+    "--training", is_flag=True, help="Seconds to an accuracy instead, on three kinds of data."
 )
 @click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds: wide intervals.")
 @click.option("--seeds", type=click.IntRange(min=2), help="Instead of the scenarios' own numbers.")
@@ -69,7 +70,7 @@ def league(
     out = out or Path("runs") / ("league-quick" if quick else "league")
     if training:
         if names:
-            raise click.UsageError("--training has a scenario of its own: leave out --scenario")
+            raise click.UsageError("--training has data of its own: leave out --scenario")
         _train(policies, seeds or _QUICK_SEEDS, out, processes)
         return
     scenarios = [Scenario.load(name) for name in dict.fromkeys(names or suite())]

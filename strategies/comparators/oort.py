@@ -32,6 +32,7 @@ _CUTOFF: Final = 0.95
 """Part of the utility at the cut that lets a client into the draw, c."""
 _UNCERTAINTY: Final = 0.1
 _TINY: Final = 1e-300
+_LARGEST_LOSS: Final = 1e100
 
 
 class Oort(SchedulingPolicy):
@@ -211,7 +212,7 @@ class Oort(SchedulingPolicy):
         reported = outcome.reported.get("loss")
         if reported is not None:
             known = selection.mask & np.isfinite(reported)
-            self.last_loss[known] = np.abs(reported[known])
+            self.last_loss[known] = np.minimum(np.abs(reported[known]), _LARGEST_LOSS)
 
 
 def _largest(key: FloatArray, count: IntArray) -> BoolArray:

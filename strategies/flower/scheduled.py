@@ -64,9 +64,10 @@ _LARGEST_FLOOR = float(np.nextafter(1.0, 0.0))
 """A floor is below 1; a rule may ask for more when a client holds most of the data."""
 _MAX_REASON_LENGTH = 300
 """What a client says of itself goes to log and record, but not at any length."""
-_REPORTS = {"local_accuracy": (LOCAL_ACCURACY,), "loss": (TRAIN_LOSS, "train_loss")}
+_REPORTS = {"local_accuracy": (LOCAL_ACCURACY,), "loss": (TRAIN_LOSS, "train_loss", "loss")}
 """What a policy learns from (``PolicySpec.reports``) and the metric in which clients report it: the
-name in our protocol, and the one in the apps that Flower's templates make."""
+name in our protocol first, then those that are usual in Flower's apps."""
+_SAY_WITHOUT_REPORT = 10
 
 
 @dataclass(slots=True)
@@ -216,6 +217,7 @@ class ScheduledStrategy(Strategy):
         self._hooks = list(hooks)
         self._stop_when = stop_when
         self._reports = {name: _REPORTS[name] for name in POLICIES[policy].reports}
+        self._without_report = dict.fromkeys(self._reports, 0.0)  # rounds so far
 
         self.arms = ArmTable()
         self._newcomers = Newcomers(query_timeout_s)
@@ -407,7 +409,9 @@ class ScheduledStrategy(Strategy):
         else:
             first_round = self._resumed["round"] + 1
             run.rounds_without_step = self._resumed["rounds_without_step"]
-        if first_round <= num_rounds and not self._goes_on(timed.now()):
+            if timed.now() == self._resumed["now_s"]:  # a virtual clock: as if nothing had happened
+                run.begin_s = self._resumed["begin_s"]
+        if first_round <= num_rounds and math.isnan(run.begin_s):
             self._wait_for(timed, self._min_clients, f"round {first_round}")
         for server_round in range(first_round, num_rounds + 1):
             self._open_round = server_round
@@ -560,14 +564,7 @@ class ScheduledStrategy(Strategy):
         """Return when the run began, on the grid's clock; a pause before a resumption is none."""
         if self._resumed is None:
             return now_s
-        saved_now_s, saved_begin_s = self._resumed["now_s"], self._resumed["begin_s"]
-        if self._goes_on(now_s):
-            return float(saved_begin_s)
-        return float(now_s - (saved_now_s - saved_begin_s))
-
-    def _goes_on(self, now_s: float) -> bool:
-        """Tell whether a run is resumed as if nothing had happened: on a clock that is virtual."""
-        return self._resumed is not None and now_s == self._resumed["now_s"]
+        return float(now_s - (self._resumed["now_s"] - self._resumed["begin_s"]))
 
     def _ask(self, server_round: int) -> Selection:
         available: BoolArray = self.arms.available
@@ -644,7 +641,20 @@ class ScheduledStrategy(Strategy):
             done = [arm for arm, why in zip(arms, measured.reason, strict=True) if why is None]
             for name, keys in self._reports.items():
                 reported[name][done] = [_reported(update, keys) for update in measured.updates]
+                self._note_reports(name, bool(done), bool(np.isfinite(reported[name]).any()))
         self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
+
+    def _note_reports(self, name: str, anybody: bool, reports: bool) -> None:
+        """Say once if nobody reports, for some rounds, what the policy is there to learn from."""
+        if reports:
+            self._without_report[name] = -math.inf
+        elif anybody:
+            self._without_report[name] += 1
+            if self._without_report[name] == _SAY_WITHOUT_REPORT:
+                names = " or ".join(repr(key) for key in self._reports[name])
+                LOGGER.warning(
+                    "no client reports the metric %s: %s does without", names, self._policy_name
+                )
 
     def _step(
         self, server_round: int, measured: _Measured, specs: Mapping[str, ArraySpec]
@@ -765,4 +775,4 @@ def _at_least(key: str, value: int, minimum: int) -> int:
 def _reported(update: Update, names: Sequence[str]) -> float:
     """Return the metric that a client reports under the first of these names; NaN if none."""
     values = (update.metrics.get(name) for name in names)
-    return next((value for value in values if isinstance(value, float)), math.nan)
+    return next((float(v) for v in values if isinstance(v, int | float)), math.nan)

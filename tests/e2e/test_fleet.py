@@ -307,7 +307,7 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         ("server.cli", "--model foo", "model"),
         ("server.cli", "--aggregation foo", "aggregation"),
         ("server.cli", "--initial-model nope", "No such file"),
-        ("server.cli", "--run-dir .", "does not exist yet"),
+        ("server.cli", "--run-dir ..", "does not exist yet"),
         ("server.cli", "--app wind.server_app:app --rounds 1", "left out with --app"),
         ("server.cli", "--metrics 127.0.0.1:9095 --runtime superlink", "left out"),
         ("server.cli", "status --tls missing", "No such file"),

@@ -73,7 +73,7 @@ def test_relative_loss_by_hand() -> None:
     assert policy.relative_loss().tolist() == [0.0] * 4, "how wrong reports are is not known yet"
     policy.loss_count[...] = [20, 20, 20, 0]
     policy.loss_variance[...] = [1.9, 0.019, 1.9, 0.0]
-    shrinkage = 1.0 - 0.1 / 1.9 * 1.9 / 1.0  # s^2 = 1 over the arms, 1.9 is the median of v
+    shrinkage = 1.0 - 0.1 / 1.9 * 1.9 / (2 / 3)  # s^2 = 2/3 over the arms, 1.9 is the median of v
     assert policy.relative_loss() == pytest.approx([shrinkage * -0.5, 0.0, shrinkage * 0.5, 0.0])
     policy.mean_loss[...] = [-1.0, -2.0, -3.0, 0.0]
     assert policy.relative_loss() == pytest.approx([shrinkage * 0.5, 0.0, shrinkage * -0.5, 0.0])
@@ -88,13 +88,13 @@ def test_what_a_client_claims_counts_within_limits() -> None:
     assert policy.mean_loss[4] == 1e100
     relative = policy.relative_loss()
     assert np.isfinite(relative).all()
-    # As if 1, 1, 2, 2, 6 with the mean 2.4.
-    assert relative == pytest.approx(np.array([-1.4, -1.4, -0.4, -0.4, 3.6]) / 2.4, rel=0.02)
+    # As if 1, 1, 2, 2, 6 with the median 2.
+    assert relative == pytest.approx([-0.5, -0.5, 0.0, 0.0, 2.0], rel=0.02, abs=0.02)
     for round in range(30, 60):  # and one that claims now this, now that
         play(policy, round, 1.0, [1.0, 1.0, 2.0, 2.0, (-1) ** round * 1e308])
     assert policy.mean_loss[4] < -1e97
-    # As if 1, 1, 2, 2, -1 with the mean 1 and absolutely 1.4.
-    expected = np.array([0.0, 0.0, 1.0, 1.0, -2.0]) / 1.4
+    # As if 1, 1, 2, 2, -1 with the median 1.
+    expected = [0.0, 0.0, 1.0, 1.0, -2.0]
     assert policy.relative_loss() == pytest.approx(expected, rel=0.02, abs=0.02)
 
 
@@ -139,6 +139,20 @@ def test_losses_that_differ_by_chance_alone_cost_little() -> None:
     for round in range(1, 1001):
         fast += play(policy, round, times_s, rng.exponential(1.0, 8)) == [0, 1]
     assert fast > 600
+
+
+@pytest.mark.parametrize("claim", [2.0, 1e300], ids=["honest", "lying"])
+def test_one_that_is_far_away_does_not_make_chance_count(claim: float) -> None:
+    policy = build(num_arms=20, num_selected=5)
+    policy.loss_count[...] = 50
+    noise = np.random.default_rng(6).normal(0.0, 0.2 * np.sqrt(0.1 / 1.9), size=20)
+    policy.mean_loss[...] = 1.0 + noise
+    policy.loss_variance[...] = 0.2**2
+    alone = np.abs(policy.relative_loss()).max()
+    policy.mean_loss[0] = claim
+    relative = policy.relative_loss()
+    assert np.abs(relative[1:]).max() < alone + 0.02
+    assert relative[0] > 0.9
 
 
 def test_floors_hold_whatever_the_losses() -> None:

@@ -251,10 +251,11 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         {"strategy": "round-robin", "joins": "3:20,4:31", "slowdowns": "1:25:3"},
         {"strategy": "cs-ucb-q-loss", "min-clients": 10, "wait-s": 7.3},
         {"tau-max-s": 0.5, "min-clients": 9, "wait-s": 30.0, "aggregation": "krum"},
+        {"strategy": "random", "availability": "0.1", "wait-s": 30.0, "checkpoint-every": 1},
     ],
     ids=[
         *("cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"),
-        *("waiting", "waiting-krum"),
+        *("waiting", "waiting-krum", "nobody-there"),
     ],
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(
@@ -358,10 +359,10 @@ def test_rounds_that_somebody_else_has_changed_stop_the_run(tmp_path: Path) -> N
     directory.sync()
     with (tmp_path / "run" / "rounds.jsonl").open("rb+") as lines:
         lines.truncate(30)
-    directory.write_round(record(2), arrays)
     with pytest.raises(OSError, match="somebody else has changed it"):
-        directory.sync()
+        directory.write_round(record(2), arrays)
     directory.close()
+    assert (tmp_path / "run" / "rounds.jsonl").stat().st_size == 30, "half a line stays half"
 
 
 @pytest.mark.usefixtures("mnist")

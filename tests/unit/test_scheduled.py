@@ -571,15 +571,29 @@ def test_local_accuracy_is_asked_for_and_used() -> None:
     assert records[2].selected == [1, 3]
 
 
-@pytest.mark.parametrize("name", [TRAIN_LOSS, "train_loss"])
+@pytest.mark.parametrize("name", [TRAIN_LOSS, "train_loss", "loss"])
 def test_oort_is_told_the_losses_that_clients_report(name: str) -> None:
     def client(loss: float) -> Client:
         return lambda message: reply(message, metrics={name: loss})
 
-    clients = [client(loss) for loss in (0.5, 2.0, math.nan, -1.0)]
+    clients = [client(loss) for loss in (0.5, 2, math.nan, -1.0)]
     _, _, _, scheduled = run(FedAvg(), clients, rounds=2, policy="oort", num_selected=2)
     told = scheduled.policy.state_dict()["last_loss"]
     assert told.tolist() == [0.5, 2.0, -math.inf, 1.0], "no number is no report"
+
+
+@pytest.mark.parametrize("rounds", [9, 30])
+def test_it_is_said_if_nobody_reports_what_a_policy_learns_from(
+    rounds: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        run(FedAvg(), [reply] * 4, rounds=rounds, policy="cs-ucb-q-loss", num_selected=2)
+    said = [line for line in caplog.messages if "no client reports the metric" in line]
+    expected = [
+        "no client reports the metric 'train-loss' or 'train_loss' or 'loss': "
+        "cs-ucb-q-loss does without"
+    ]
+    assert said == (expected if rounds == 30 else [])
 
 
 def test_differential_privacy_noise_fits_the_replies_that_came() -> None:
