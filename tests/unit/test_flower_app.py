@@ -91,6 +91,7 @@ def test_bad_settings_leave_nothing_behind(
 
 def test_existing_run_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rounds.jsonl").touch()
     with pytest.raises(ConfigError, match="run-dir"):
         run_superlink(FleetConfig(run_dir=str(tmp_path / "run"), address="127.0.0.1:0"))
 
