@@ -11,12 +11,20 @@ simulate: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.installed-dev
+# mypy and import-linter want a package's folders inside the folder of its name.
+LINKS := .links/flower_scheduling
+
+lint: $(VENV)/.installed-dev | $(LINKS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	MYPYPATH=docker $(BIN)/mypy docker/verify docker/engine.py
-	$(BIN)/lint-imports
+	MYPYPATH=.links $(BIN)/mypy
+	MYPYPATH=.links:docker $(BIN)/mypy docker/verify docker/engine.py
+	cd .links && $(CURDIR)/$(BIN)/lint-imports ../pyproject.toml
+
+$(LINKS):
+	mkdir -p $@
+	ln -s ../../flower_scheduling/__init__.py ../../flower_scheduling/py.typed $@
+	ln -s ../../client ../../server ../../simulation ../../strategies $@
 
 check: lint test
 

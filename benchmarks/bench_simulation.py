@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message
     from flwr.serverapp import Grid
 
-    from server.config import ServerConfig
-    from simulation.config import SimulationConfig
-    from strategies.flower import RoundRecord
+    from flower_scheduling.server.settings.run import ServerConfig
+    from flower_scheduling.simulation.settings import SimulationConfig
+    from flower_scheduling.strategies.flower import RoundRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 1
@@ -73,7 +73,7 @@ class Clock:
 
 def settings() -> ServerConfig:
     """Return what all sides train: logistic regression, batch 2, one local step."""
-    from server.config import ServerConfig
+    from flower_scheduling.server.settings.run import ServerConfig
 
     return ServerConfig(
         model="logistic",
@@ -90,7 +90,7 @@ def settings() -> ServerConfig:
 
 
 def simulation_settings(side: str, run_dir: str = "") -> SimulationConfig:
-    from simulation.config import SimulationConfig
+    from flower_scheduling.simulation.settings import SimulationConfig
 
     num_rounds = WARM_UP[side] + ROUNDS[side] + 1  # the last is evaluated, and not timed
     return SimulationConfig.from_mapping(
@@ -107,7 +107,7 @@ def simulation_settings(side: str, run_dir: str = "") -> SimulationConfig:
 
 
 def simulate() -> None:
-    from simulation.runner import Simulation
+    from flower_scheduling.simulation.engine.runner import Simulation
 
     clock = Clock()
 
@@ -122,7 +122,7 @@ def simulate() -> None:
 
 
 def simulate_batched() -> None:
-    from simulation.batched import run_batched
+    from flower_scheduling.simulation.engine.batched import run_batched
 
     clock = Clock()
 
@@ -140,8 +140,8 @@ def use_ray() -> None:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    from client.app import app
-    from client.task import initial_arrays
+    from flower_scheduling.client.app import app
+    from flower_scheduling.client.learning.models import initial_arrays
 
     config = settings()
     run_config = config.to_mapping()
@@ -182,8 +182,8 @@ def use_torch() -> None:
     import torch
     from torch import nn
 
-    from client.mnist import load_mnist, scale_pixels
-    from client.partition import build_partition
+    from flower_scheduling.client.learning.mnist import load_mnist, scale_pixels
+    from flower_scheduling.client.learning.partitions import build_partition
 
     config = settings()
     torch.set_num_threads(1)  # as in our simulation: threads cost more than they bring

@@ -57,7 +57,7 @@ async def our_clients(address: str, numbers: range) -> None:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-    from client.stream import StreamClient, Worker
+    from flower_scheduling.client.stream import StreamClient, Worker
 
     app = ClientApp()
     worker = Worker("clients")
@@ -77,7 +77,7 @@ async def bare_clients(address: str, numbers: range) -> None:
 
 
 async def bare_client(address: str, number: int) -> None:
-    from client import wire
+    from flower_scheduling.client.wire import frames as wire
 
     async with grpc.aio.insecure_channel(address, options=wire.channel_options()) as channel:
         stream = channel.stream_stream(BARE)()
@@ -130,7 +130,7 @@ class BareEcho:
         self._thread.join()
 
     async def _main(self, started: Future[int]) -> None:
-        from client import wire
+        from flower_scheduling.client.wire import frames as wire
 
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -162,7 +162,7 @@ class Ours:
     """StreamGrid behind the same interface."""
 
     def __init__(self) -> None:
-        from server.stream_grid import StreamGrid
+        from flower_scheduling.server.transport.grid import StreamGrid
 
         self.grid = StreamGrid("127.0.0.1:0")
         self.grid.start()
@@ -176,7 +176,7 @@ class Ours:
     def exchange(self, content: Any, clients: list[int]) -> None:
         from flwr.app import Message
 
-        from server.connection import node_id_of
+        from flower_scheduling.server.transport.connection import node_id_of
 
         messages = [Message(content, node_id_of(f"client-{i}"), "train") for i in clients]
         for exchange in self.grid.exchange(messages, 30.0):

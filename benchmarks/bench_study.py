@@ -23,9 +23,9 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402 (after the number of threads is set)
 
-from simulation.environment import Environment  # noqa: E402
-from simulation.study import run_study  # noqa: E402
-from strategies import RoundContext, RoundOutcome, SchedulingPolicy, build_policy  # noqa: E402
+from flower_scheduling.simulation.engine.study import run_study  # noqa: E402
+from flower_scheduling.simulation.environments.paper import Environment  # noqa: E402
+from flower_scheduling.strategies import RoundContext, RoundOutcome, SchedulingPolicy, build_policy  # noqa: E402
 
 SEED = 1
 TAU_MAX_S = 5.0

@@ -110,7 +110,7 @@ def serve_stream(port: str) -> None:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-    from client.stream import StreamClient
+    from flower_scheduling.client.stream import StreamClient
 
     app = ClientApp()
 
@@ -124,7 +124,7 @@ def serve_stream(port: str) -> None:
 def measure_stream() -> list[float]:
     from flwr.supercore.task_identity import TaskIdentity
 
-    from server.stream_grid import StreamGrid
+    from flower_scheduling.server.transport.grid import StreamGrid
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     grid = StreamGrid("127.0.0.1:0")
@@ -141,7 +141,7 @@ def measure_stream() -> list[float]:
 
 def ask_superlink(grid: Any) -> None:
     """Measure and print, in the ServerApp."""
-    from strategies.flower import TimedGrid
+    from flower_scheduling.strategies.flower import TimedGrid
 
     timed_grid = TimedGrid(grid, poll_interval_s=POLL_S)
     for rtt_s in round_trips_s(timed_grid, THEIR_WARM_UP + THEIR_QUERIES):
@@ -149,7 +149,11 @@ def ask_superlink(grid: Any) -> None:
 
 
 def measure_superlink() -> list[float]:
-    from server.superlink import SuperLink, SuperLinkError, supernode_command
+    from flower_scheduling.server.runtimes.superlink import (
+        SuperLink,
+        SuperLinkError,
+        supernode_command,
+    )
 
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as name:

@@ -22,12 +22,12 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
-from client import protocol
-from client.emulation import emulation_mod
-from client.errors import ClientConfigError
-from client.mnist import load_mnist
-from client.partition import build_partition
-from client.task import NUM_CLASSES, Model, create_model, evaluate, minibatch_rng, train
+from .learning.mnist import load_mnist
+from .learning.models import NUM_CLASSES, Model, create_model, evaluate, minibatch_rng, train
+from .learning.partitions import build_partition
+from .link.emulation import emulation_mod
+from .wire import protocol
+from .wire.errors import ClientConfigError
 
 __all__ = ["ClientSettings", "app", "create_client_app"]
 
@@ -47,7 +47,7 @@ class ClientSettings:
     name : str
         The client's name (node config ``name``; by default ``client-`` and the share).
     model : str
-        Name in ``client.task.MODELS`` (run config ``model``).
+        Name in ``flower_scheduling.client.learning.models.MODELS`` (run config ``model``).
     batch_size : int, >= 1
         Minibatch size (run config ``batch-size``).
     learning_rate : float, > 0
@@ -229,7 +229,7 @@ def create_client_app(mods: Sequence[Mod] = ()) -> ClientApp:
 
 
 def _train(message: Message, context: Context) -> Message:
-    """Update the received model on local data; see ``client.protocol`` for the records."""
+    """Update the received model on local data; see ``client.wire.protocol`` for the records."""
     client = _local_client(ClientSettings.from_context(context))
     settings, model = client.settings, client.model
     arrays = _record(message, protocol.ARRAYS, ArrayRecord)

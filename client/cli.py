@@ -19,15 +19,15 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from client.errors import ClientConfigError, ConnectionRefused, MnistUnavailableError
-from client.slots import take_slot
-from client.wire import package_version
+from .slots import take_slot
+from .wire.errors import ClientConfigError, ConnectionRefused, MnistUnavailableError
+from .wire.frames import package_version
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 
-_OUR_APP: Final = "client.app:app"
+_OUR_APP: Final = "flower_scheduling.client.app:app"
 _NODE_CONFIG: Final = (
     "partition_id",
     "num_partitions",
@@ -180,7 +180,7 @@ def cli(
             f"partition-id = {node_config['partition-id']}: must be below num-partitions = "
             f"{node_config['num-partitions']}, shares count from 0"
         )
-    from client.emulation import EmulatedDevice
+    from .link.emulation import EmulatedDevice
 
     EmulatedDevice.from_node_config(node_config)  # refuses a wrong link or rate before connecting
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -192,12 +192,12 @@ def cli(
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
     if app_path == _OUR_APP and "data-dir" in node_config:
-        from client.mnist import load_mnist
+        from .learning.mnist import load_mnist
 
         load_mnist(node_config["data-dir"])  # a disk that is full or read-only ends it here
 
-    from client.stream import StreamClient
-    from client.wire import WireError
+    from .stream import StreamClient
+    from .wire.frames import WireError
 
     try:
         client = StreamClient(
@@ -239,7 +239,7 @@ def health(
     """Exit with 0 if the server answers that it serves, else with 1."""
     import grpc
 
-    from client.health import check_health
+    from .wire.health import check_health
 
     address, name, tls = (
         _own_or_programs(context, key, value)
@@ -283,7 +283,7 @@ def _check_environment(context: click.Context) -> None:
 
 def _credentials(tls: Path | None, name: str) -> tuple[Any, Callable[[], str] | None]:
     """Read the TLS files; return them, and what tells whether the certificate has expired."""
-    from client.credentials import channel_credentials, client_files, expiry, load_certificate
+    from .wire.credentials import channel_credentials, client_files, expiry, load_certificate
 
     if tls is None:
         return None, None
@@ -298,7 +298,7 @@ def _credentials(tls: Path | None, name: str) -> tuple[Any, Callable[[], str] | 
 
 
 def _warn_of_expiry(tls: Path, name: str) -> None:
-    from client.credentials import client_files, days_left, load_certificate
+    from .wire.credentials import client_files, days_left, load_certificate
 
     days = days_left(load_certificate(client_files(tls, name)[1]))
     if days < _WARN_DAYS:

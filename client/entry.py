@@ -14,7 +14,7 @@ def client() -> None:
     signal.signal(signal.SIGUSR1, _remember)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core tells of every ordinary goodbye
     try:
-        from client.cli import main
+        from .cli import main
 
         sys.exit(main(available=lambda: not _wants_toggle))
     except KeyboardInterrupt:

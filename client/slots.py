@@ -6,7 +6,7 @@ from pathlib import Path
 
 import filelock
 
-from client.errors import ClientConfigError
+from .wire.errors import ClientConfigError
 
 __all__ = ["take_slot"]
 

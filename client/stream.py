@@ -21,10 +21,10 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
 
-from client import wire
-from client.arrays import read_message
-from client.errors import ClientConfigError, ConnectionRefused
-from client.health import OwnFault, tls_hint
+from .wire import frames as wire
+from .wire.arrays import read_message
+from .wire.errors import ClientConfigError, ConnectionRefused
+from .wire.health import OwnFault, tls_hint
 
 __all__ = ["LOGGER", "ConnectionRefused", "StreamClient", "VersionMismatch", "Worker"]
 
@@ -89,7 +89,7 @@ class StreamClient:
 
     Raises
     ------
-    client.wire.WireError
+    flower_scheduling.client.wire.frames.WireError
         If the name cannot be one.
     """
 

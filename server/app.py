@@ -11,8 +11,8 @@ from typing import Any
 from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from strategies import POLICIES
-from strategies.flower import (
+from flower_scheduling.strategies import POLICIES
+from flower_scheduling.strategies.flower import (
     LOGGER,
     RoundHook,
     ScheduledStrategy,
@@ -20,15 +20,15 @@ from strategies.flower import (
     TimedGrid,
 )
 
-from .aggregation import build_aggregation
-from .alarms import AlarmLog
-from .config import ServerConfig
-from .history import RunHistory
-from .resume import Checkpointer, has_model, load_checkpoint, restore
-from .round_log import RoundLog
-from .round_metrics import RoundMetrics
-from .run_directory import RunDirectory, load_model, lock_run, read_rounds, refuse_used
-from .trackers import RunEnd, TrackedRun, Trackers, require_trackers, tracker_names
+from .monitoring.alarms import AlarmLog
+from .monitoring.console import RoundLog
+from .monitoring.round_metrics import RoundMetrics
+from .monitoring.trackers import RunEnd, TrackedRun, Trackers, require_trackers, tracker_names
+from .runs.directory import RunDirectory, load_model, lock_run, read_rounds, refuse_used
+from .runs.resume import Checkpointer, has_model, load_checkpoint, restore
+from .runs.totals import RunHistory
+from .settings.aggregation import build_aggregation
+from .settings.run import ServerConfig
 
 
 def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> ScheduledStrategy:
@@ -75,8 +75,8 @@ def check_settings(config: ServerConfig, *, resume: bool = False) -> None:
     ConfigError, UnknownPolicyError, ClientConfigError
         If a setting is unknown, out of range, does not fit another, or names a file that is wrong.
     """
-    from client.partition import check_partitioner
-    from client.task import initial_arrays
+    from flower_scheduling.client.learning.models import initial_arrays
+    from flower_scheduling.client.learning.partitions import check_partitioner
 
     strategy = build_strategy(config)
     check_partitioner(config.partitioner)
@@ -138,7 +138,7 @@ def create_app(
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         # Imported here: torch and the data take seconds that help texts and errors can do without.
-        from client.task import initial_arrays
+        from flower_scheduling.client.learning.models import initial_arrays
 
         config = ServerConfig.from_mapping(context.run_config)
         arrays = initial_arrays(config.model, config.seed)
@@ -316,8 +316,8 @@ class _StockGrid(TimedGrid):
 
 def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord]:
     """Return the evaluation of a model on the 10,000 test images."""
-    from client.mnist import load_mnist, scale_pixels
-    from client.task import create_model, evaluate
+    from flower_scheduling.client.learning.mnist import load_mnist, scale_pixels
+    from flower_scheduling.client.learning.models import create_model, evaluate
 
     data = load_mnist(config.data_dir or None)
     images = scale_pixels(data.test_images)

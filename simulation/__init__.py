@@ -1,1 +1,6 @@
 """Everything in one process and virtual time, and studies without training."""
+
+import sys
+
+if "." not in __name__ and sys.argv[0] != "-m":  # "-m" while Python looks for simulation.__main__
+    raise ImportError("in a checkout, too, this package is flower_scheduling.simulation")

@@ -1,12 +1,5 @@
-"""``python -m simulation``."""
+"""``python -m simulation`` in a checkout, ``python -m flower_scheduling.simulation`` anywhere."""
 
-import sys
+from flower_scheduling.simulation.entry import simulation
 
-try:
-    from .cli import main
-
-    code = main()
-except KeyboardInterrupt:  # while the imports, which take seconds, were under way
-    print("error: interrupted", file=sys.stderr)
-    code = 130
-sys.exit(code)
+simulation()

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from server.command_line import (
+from flower_scheduling.server.cli.options import (
     given_settings,
     log_warnings_to,
     resume_option,
@@ -21,18 +21,18 @@ from server.command_line import (
     settings_options,
     stoppable,
 )
-from server.config import idle_settings
-from server.page.process import DEFAULT_ADDRESS, page_process
-from server.resume import resumed_settings
-from server.run_directory import default_run_dir, refuse_used
+from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_process
+from flower_scheduling.server.runs.directory import default_run_dir, refuse_used
+from flower_scheduling.server.runs.resume import resumed_settings
+from flower_scheduling.server.settings.run import idle_settings
 
-from .config import SCENARIOS, SimulationConfig
-from .league.command import league
-from .paper.command import paper, paper_page
+from .benchmark.cli import league
+from .paper.cli import paper, paper_page
 from .progress import RunProgress
-from .replay_command import replay_command
-from .report.command import report_command
-from .watch_command import watch
+from .replay import replay_command
+from .report.cli import report_command
+from .settings import SCENARIOS, SimulationConfig
+from .watch import watch
 
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
@@ -165,7 +165,7 @@ def _run(
     """Run one simulation after the other; leave figures in the folder and show the results."""
     if not resume:
         refuse_used(folder)
-    from .runner import Simulation  # takes seconds: torch
+    from .engine.runner import Simulation
 
     errors = Console(stderr=True)
     log_warnings_to(errors)
@@ -177,7 +177,7 @@ def _run(
         with stoppable(between_rounds=True) as stop, progress:
             results.append(simulation.run([progress.update, stop], resume=resume))
 
-    from .figures import draw_figures
+    from .run_figures import draw_figures
     from .tables import print_tables
 
     figures = draw_figures(results, folder / "figures")

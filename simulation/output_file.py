@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from server.run_directory import ROUNDS
-from strategies import ConfigError
+from flower_scheduling.server.runs.directory import ROUNDS
+from flower_scheduling.strategies import ConfigError
 
 _HEAD: Final = 4096
 """Bytes in which the mark of a page is found."""

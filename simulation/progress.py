@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import RoundRecord
 
 
 class RunProgress:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .runner import SimulationResult
+from .engine.runner import SimulationResult
 
 _MAX_ROWS = 30
 

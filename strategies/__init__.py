@@ -1,6 +1,9 @@
 """Client-scheduling policies: which clients train in a round, learned from how long they take."""
 
-from strategies.base import (
+if "." not in __name__:  # a checkout is on sys.path: nothing is to be loaded twice
+    raise ImportError("in a checkout, too, this package is flower_scheduling.strategies")
+
+from .base import (
     ArrayError,
     ConfigError,
     Explanation,
@@ -13,7 +16,7 @@ from strategies.base import (
     UnknownPolicyError,
     did_you_mean,
 )
-from strategies.fairness import (
+from .fairness import (
     EqualFloors,
     Feasibility,
     FloorRule,
@@ -24,32 +27,11 @@ from strategies.fairness import (
     check_feasibility,
     parse_floors,
 )
-from strategies.optimum import (
-    BestSet,
-    InfeasibleFloorsError,
-    StationaryPolicy,
-    best_fixed_set,
-    best_stationary_policy,
-    mean_slowest,
-    mean_slowest_of_law,
-    oracle_set,
-    slowest_mean,
-)
-from strategies.registry import POLICIES, PolicySpec, build_policy
-from strategies.regret import (
-    cs_ucb_bound_s,
-    cs_ucb_q_bound_s,
-    honest_regret_s,
-    literal_regret_s,
-    pseudo_regret_s,
-    regret_s,
-    reward_gaps,
-)
+from .registry import POLICIES, PolicySpec, build_policy
 
 __all__ = [
     "POLICIES",
     "ArrayError",
-    "BestSet",
     "ConfigError",
     "EqualFloors",
     "Explanation",
@@ -57,7 +39,6 @@ __all__ = [
     "FloorRule",
     "GivenFloors",
     "HeuristicFloors",
-    "InfeasibleFloorsError",
     "NamedFloors",
     "PolicySpec",
     "ProportionalFloors",
@@ -67,23 +48,9 @@ __all__ = [
     "SchedulingError",
     "SchedulingPolicy",
     "Selection",
-    "StationaryPolicy",
     "UnknownPolicyError",
-    "best_fixed_set",
-    "best_stationary_policy",
     "build_policy",
     "check_feasibility",
-    "cs_ucb_bound_s",
-    "cs_ucb_q_bound_s",
     "did_you_mean",
-    "honest_regret_s",
-    "literal_regret_s",
-    "mean_slowest",
-    "mean_slowest_of_law",
-    "oracle_set",
     "parse_floors",
-    "pseudo_regret_s",
-    "regret_s",
-    "reward_gaps",
-    "slowest_mean",
 ]

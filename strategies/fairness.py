@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.base import ConfigError, FloatArray, IntArray, check_count, check_real
+from .base import ConfigError, FloatArray, IntArray, check_count, check_real
 
 _BELOW_ONE: Final = math.nextafter(1.0, 0.0)
 _MAX_COMBINATIONS: Final = 2**16

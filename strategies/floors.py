@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from strategies.base import FloatArray, RoundOutcome, SchedulingPolicy, Selection
-from strategies.fairness import check_min_participation
-from strategies.virtual_queue import advance_virtual_queue
+from .base import FloatArray, RoundOutcome, SchedulingPolicy, Selection
+from .fairness import check_min_participation
+from .virtual_queue import advance_virtual_queue
 
 
 class FloorPolicy(SchedulingPolicy):
@@ -21,7 +21,7 @@ class FloorPolicy(SchedulingPolicy):
     min_participation : (num_arms,) array-like of float, in [0, 1), optional
         Least fraction of rounds in which each arm is to be selected, c; 0 if left out.
     **parameters
-        Those of the next base, at least :class:`~strategies.base.SchedulingPolicy`.
+        Those of the next base, at least :class:`.SchedulingPolicy`.
     """
 
     _per_arm: ClassVar[Mapping[str, float]] = {
@@ -66,7 +66,7 @@ class QueuePolicy(FloorPolicy):
     min_participation : (num_arms,) array-like of float, in [0, 1), optional
         Least fraction of rounds in which each arm is to be selected, c; 0 if left out.
     **parameters
-        Those of the next base, at least :class:`~strategies.base.SchedulingPolicy`.
+        Those of the next base, at least :class:`.SchedulingPolicy`.
 
     Attributes
     ----------

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from strategies.base import ConfigError, SchedulingPolicy, UnknownPolicyError, did_you_mean
-from strategies.comparators.bsfl import Bsfl
-from strategies.comparators.e3cs import E3cs
-from strategies.comparators.fedcs import FedCs
-from strategies.comparators.kl_ucb import KlUcb
-from strategies.comparators.oort import Oort
-from strategies.comparators.rbcs_f import RbcsF
-from strategies.comparators.switching_ucb import DiscountedUcb, SlidingWindowUcb
-from strategies.comparators.tscsf_b import TscsfB
-from strategies.comparators.ucb_tuned import UcbTuned
-from strategies.cs_ucb import CsUcb, ModifiedCsUcb
-from strategies.cs_ucb_adaptive import CsUcbAdaptive
-from strategies.cs_ucb_q import CsUcbQ
-from strategies.cs_ucb_q_adaptive import CsUcbQAdaptive
-from strategies.cs_ucb_q_loss import CsUcbQLoss
-from strategies.local_accuracy import LocalAccuracy
-from strategies.oracle import Oracle
-from strategies.round_robin import RoundRobin
-from strategies.uniform import Uniform
+from .base import ConfigError, SchedulingPolicy, UnknownPolicyError, did_you_mean
+from .comparators.bsfl import Bsfl
+from .comparators.e3cs import E3cs
+from .comparators.fedcs import FedCs
+from .comparators.kl_ucb import KlUcb
+from .comparators.oort import Oort
+from .comparators.rbcs_f import RbcsF
+from .comparators.switching_ucb import DiscountedUcb, SlidingWindowUcb
+from .comparators.tscsf_b import TscsfB
+from .comparators.ucb_tuned import UcbTuned
+from .policies.cs_ucb import CsUcb, ModifiedCsUcb
+from .policies.cs_ucb_adaptive import CsUcbAdaptive
+from .policies.cs_ucb_q import CsUcbQ
+from .policies.cs_ucb_q_adaptive import CsUcbQAdaptive
+from .policies.cs_ucb_q_loss import CsUcbQLoss
+from .policies.local_accuracy import LocalAccuracy
+from .policies.oracle import Oracle
+from .policies.round_robin import RoundRobin
+from .policies.uniform import Uniform
 
 
 @dataclass(frozen=True, slots=True)

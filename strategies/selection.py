@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from strategies.base import BoolArray, Explanation, FloatArray
+from .base import BoolArray, Explanation, FloatArray
 
 _LARGEST: Final = np.finfo(np.float64).max
 

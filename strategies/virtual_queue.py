@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategies.base import BoolArray, FloatArray
+from .base import BoolArray, FloatArray
 
 
 def advance_virtual_queue(

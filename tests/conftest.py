@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.mnist import MnistData, load_mnist
+from flower_scheduling.client.learning.mnist import MnistData, load_mnist
 
 
 @pytest.fixture(scope="session")

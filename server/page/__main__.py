@@ -1,4 +1,4 @@
-"""``python -m server.page``: what :func:`server.page.process.page_process` starts."""
+"""``python -m flower_scheduling.server.page``: what :func:`.page_process` starts."""
 
 from .process import main
 

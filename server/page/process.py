@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ..listener import is_loopback, listen
+from ..transport.sockets import is_loopback, listen
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8501"
 TOKEN_VARIABLE: Final = "FLOWER_SERVER_PAGE_TOKEN"
@@ -78,7 +78,14 @@ def page_process(
             TOKEN_VARIABLE: token or "",
             _PARENT_VARIABLE: str(os.getpid()),
         }
-        command = ["-P", "-m", "server.page", str(run_dir), address, str(listener.fileno())]
+        command = [
+            "-P",
+            "-m",
+            "flower_scheduling.server.page",
+            str(run_dir),
+            address,
+            str(listener.fileno()),
+        ]
         process = subprocess.Popen(
             [sys.executable, *command],
             env=environment,
@@ -128,7 +135,7 @@ def serve_page(
     ConfigError
         If the address cannot be had.
     """
-    from ..http_server import HttpServer
+    from ..monitoring.http_server import HttpServer
     from .web import page_app, view_of
 
     host = address.rpartition(":")[0]

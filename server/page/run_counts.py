@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.flower import RoundRecord, failure_kind
+from flower_scheduling.strategies.flower import RoundRecord, failure_kind
 
-from ..run_directory import MAX_LISTED_ARMS
+from ..runs.directory import MAX_LISTED_ARMS
 from .numbers import numbers
 
 _MAX_POINTS: Final = 600

@@ -13,14 +13,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import RoundRecord
 
-from ..alarms import Alarms
-from ..presence import FILE as PRESENCE
-from ..presence import HEARTBEAT_S
-from ..round_line import read_line, record_of
-from ..run_directory import ROUNDS, TRUTH
-from ..score_log import Scores, read_scores
+from ..monitoring.alarms import Alarms
+from ..monitoring.presence import FILE as PRESENCE
+from ..monitoring.presence import HEARTBEAT_S
+from ..runs.directory import ROUNDS, TRUTH
+from ..runs.round_lines import read_line, record_of
+from ..runs.scores import Scores, read_scores
 from .numbers import number, numbers
 from .run_counts import RunCounts
 

@@ -72,7 +72,7 @@ def saved_page(view: RunView) -> str:
 
 def static(name: str) -> str:
     """Return one of the page's own files."""
-    return (files("server.page") / "static" / name).read_text(encoding="utf-8")
+    return (files("flower_scheduling.server.page") / "static" / name).read_text(encoding="utf-8")
 
 
 def _inert(data: str) -> str:

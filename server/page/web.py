@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..listener import is_loopback
+from ..transport.sockets import is_loopback
 from .numbers import to_json
 from .run_view import RunView
 from .saved import SCRIPTS, saved_page, static

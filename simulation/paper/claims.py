@@ -15,11 +15,10 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from strategies.base import FloatArray
+from flower_scheduling.strategies.base import FloatArray
 
-from .estimate import Estimate, estimate, ratio_of_means
-from .figures import Results
-from .work import (
+from ..theory.estimate import Estimate, estimate, ratio_of_means
+from .experiments import (
     BASELINES,
     TrainingPlan,
     beta_label,
@@ -29,6 +28,7 @@ from .work import (
     tradeoff_plan,
     training_plans,
 )
+from .figures import Results
 
 HOLDS: Final = "holds"
 DOES_NOT_HOLD: Final = "does not hold"

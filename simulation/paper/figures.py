@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from strategies.base import FloatArray
-from strategies.regret import cs_ucb_bound_s, cs_ucb_q_bound_s
+from flower_scheduling.strategies.base import FloatArray
 
-from .config import PaperConfig
-from .estimate import mean_and_half_width, ratio_of_means
-from .pieces import Arrays, Piece
-from .work import (
+from ..jobs import Arrays, Piece
+from ..theory.estimate import mean_and_half_width, ratio_of_means
+from ..theory.regret import cs_ucb_bound_s, cs_ucb_q_bound_s
+from .experiments import (
     BASELINES,
     StudyCurves,
     StudyPlan,
@@ -29,6 +28,7 @@ from .work import (
     tradeoff_plan,
     training_plans,
 )
+from .settings import PaperConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

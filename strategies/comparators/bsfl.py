@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from strategies.base import (
+from ..base import (
     BoolArray,
     Explanation,
     FloatArray,
@@ -18,8 +18,8 @@ from strategies.base import (
     Selection,
     check_real,
 )
-from strategies.comparators.common import flat, times_s
-from strategies.selection import cheapest_set, explain_cheapest_set
+from ..selection import cheapest_set, explain_cheapest_set
+from .common import flat, times_s
 
 _FIRST: Final = 1e6
 """Index of an arm that was never played, beyond that of any other."""
@@ -56,7 +56,7 @@ class Bsfl(SchedulingPolicy):
     tau_min_s : float, >= 0
         tau_min [s]; shorter times count as this. 0 if it is not known.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Attributes
     ----------

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from strategies.base import FloatArray, RoundOutcome, SchedulingPolicy, Selection
+from ..base import FloatArray, RoundOutcome, SchedulingPolicy, Selection
 
 
 def flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.base import (
+from ..base import (
     BoolArray,
     ConfigError,
     Explanation,
@@ -19,9 +19,9 @@ from strategies.base import (
     Selection,
     check_real,
 )
-from strategies.comparators.common import rewards
-from strategies.floors import FloorPolicy
-from strategies.selection import top_arms
+from ..floors import FloorPolicy
+from ..selection import top_arms
+from .common import rewards
 
 _Allocation: TypeAlias = tuple[FloatArray, BoolArray, FloatArray]
 
@@ -63,7 +63,7 @@ class E3cs(FloorPolicy):
     min_participation : (num_arms,) array-like of float, in [0, 1), optional
         Least probability of each arm, c; 0 if left out.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Attributes
     ----------

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strategies.base import (
+from ..base import (
     BoolArray,
     Explanation,
     FloatArray,
@@ -16,7 +16,7 @@ from strategies.base import (
     Selection,
     check_real,
 )
-from strategies.selection import top_arms
+from ..selection import top_arms
 
 
 class FedCs(SchedulingPolicy):
@@ -45,7 +45,7 @@ class FedCs(SchedulingPolicy):
         C; at least N are candidates. The paper has 0.1 of 1000 clients, which in a small fleet
         would leave no choice: 1 by default.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from strategies.base import (
+from ..base import (
     BoolArray,
     Explanation,
     FloatArray,
@@ -16,7 +16,7 @@ from strategies.base import (
     Selection,
     check_real,
 )
-from strategies.selection import top_arms
+from ..selection import top_arms
 
 _STEPS: Final = 60
 _PRECISION: Final = 1e-13
@@ -43,7 +43,7 @@ class KlUcb(SchedulingPolicy):
     exploration : float, >= 0
         c. The paper proves its bound for 3 and recommends 0 in practice.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Raises
     ------

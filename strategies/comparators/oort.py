@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from strategies.base import (
+from ..base import (
     BoolArray,
     Explanation,
     FloatArray,
@@ -19,8 +19,8 @@ from strategies.base import (
     Selection,
     check_real,
 )
-from strategies.comparators.common import flat, times_s
-from strategies.selection import quantile_of
+from ..selection import quantile_of
+from .common import flat, times_s
 
 _EXPLORATION: Final = 0.9
 _EXPLORATION_DECAY: Final = 0.98
@@ -78,7 +78,7 @@ class Oort(SchedulingPolicy):
     preferred_percentile : float, in (0, 100]
         Which percentile of the times T is; with 100 all clients are fast enough.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Attributes
     ----------

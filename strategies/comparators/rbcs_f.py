@@ -7,16 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.base import (
-    BoolArray,
-    Explanation,
-    FloatArray,
-    RoundContext,
-    Selection,
-    check_real,
-)
-from strategies.floors import QueuePolicy
-from strategies.selection import cheapest_set, explain_cheapest_set
+from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection, check_real
+from ..floors import QueuePolicy
+from ..selection import cheapest_set, explain_cheapest_set
 
 
 class RbcsF(QueuePolicy):
@@ -54,7 +47,7 @@ class RbcsF(QueuePolicy):
     min_participation : (num_arms,) array-like of float, in [0, 1), optional
         Least fraction of rounds in which each arm is to be selected, c; 0 if left out.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Raises
     ------

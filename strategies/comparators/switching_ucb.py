@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from strategies.base import (
+from ..base import (
     BoolArray,
     Explanation,
     FloatArray,
@@ -27,8 +27,8 @@ from strategies.base import (
     check_count,
     check_real,
 )
-from strategies.comparators.common import flat, rewards
-from strategies.selection import top_arms
+from ..selection import top_arms
+from .common import flat, rewards
 
 _BELOW_ONE: Final = math.nextafter(1.0, 0.0)
 
@@ -52,7 +52,7 @@ class DiscountedUcb(SchedulingPolicy):
     exploration : float, > 0
         xi. The paper's bound wants more than 1/2.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class SlidingWindowUcb(SchedulingPolicy):
     exploration : float, > 0
         xi. The paper's bound wants more than 1/2.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Attributes
     ----------

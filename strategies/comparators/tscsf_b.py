@@ -6,16 +6,9 @@ from typing import Any, ClassVar
 
 from numpy.typing import ArrayLike
 
-from strategies.base import (
-    BoolArray,
-    Explanation,
-    FloatArray,
-    RoundContext,
-    Selection,
-    check_real,
-)
-from strategies.floors import QueuePolicy
-from strategies.selection import top_arms
+from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection, check_real
+from ..floors import QueuePolicy
+from ..selection import top_arms
 
 
 class TscsfB(QueuePolicy):
@@ -40,7 +33,7 @@ class TscsfB(QueuePolicy):
     min_participation : (num_arms,) array-like of float, in [0, 1), optional
         Least fraction of rounds in which each arm is to be selected, c; 0 if left out.
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Raises
     ------

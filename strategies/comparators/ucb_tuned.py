@@ -8,17 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strategies.base import (
-    BoolArray,
-    Explanation,
-    FloatArray,
-    RoundContext,
-    RoundOutcome,
-    Selection,
-)
-from strategies.comparators.common import flat, rewards
-from strategies.cs_ucb import UcbPolicy
-from strategies.selection import top_arms
+from ..base import BoolArray, Explanation, FloatArray, RoundContext, RoundOutcome, Selection
+from ..policies.cs_ucb import UcbPolicy
+from ..selection import top_arms
+from .common import flat, rewards
 
 
 class UcbTuned(UcbPolicy):
@@ -36,7 +29,7 @@ class UcbTuned(UcbPolicy):
     Parameters
     ----------
     **parameters
-        Those of :class:`~strategies.base.SchedulingPolicy`.
+        Those of :class:`.SchedulingPolicy`.
 
     Attributes
     ----------

@@ -1,10 +1,10 @@
 """The adapter: schedule the clients of any Flower strategy."""
 
 from .arm_table import Arm, ArmTable
-from .grid_wrapper import OwnGrid
-from .limited_log import LimitedLog
+from .grids import OwnGrid
+from .rate_limited_log import LimitedLog
 from .record import RoundHook, RoundRecord, failure_kind
-from .scheduled import ScheduledStrategy
+from .strategy import ScheduledStrategy
 from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
 
 __all__ = [

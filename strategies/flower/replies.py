@@ -11,8 +11,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from client.arrays import decode_array
-from client.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.client.wire.arrays import decode_array
+from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 
 from ..base import ConfigError
 

@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from .grid_wrapper import GridWrapper
+from .grids import GridWrapper
 
 LOGGER = logging.getLogger("flwr.scheduling")  # below Flower's logger: its handlers and level serve
 _LOOK_S = 1.0  # longest pause between two looks who is there

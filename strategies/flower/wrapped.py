@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from client.protocol import NUM_EXAMPLES
+from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 
 from ..base import ConfigError
 

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from fleet_processes import ROOT, Fleet
 
-from client.cli import main as client_main
-from client.credentials import channel_credentials
-from server.checkpoint import CheckpointFolder
-from server.cli import main as server_main
+from flower_scheduling.client.cli import main as client_main
+from flower_scheduling.client.wire.credentials import channel_credentials
+from flower_scheduling.server.cli.main import main as server_main
+from flower_scheduling.server.runs.checkpoint import CheckpointFolder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
@@ -180,7 +180,11 @@ def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fle
     )
     arguments = "--num-selected 1 --min-clients 1 --eval-every 100000 --fairness dev-0=0.5"
     port = fleet.server(f"--rounds 12 --run-dir broken {arguments}")
-    fleet.start("dev-0", "client.cli", f"--server 127.0.0.1:{port} --name dev-0 --app broken:app")
+    fleet.start(
+        "dev-0",
+        "client.cli",
+        f"--server 127.0.0.1:{port} --name dev-0 --app broken:app",
+    )
     assert fleet.processes["server"].wait(timeout=60) == 1
     log = fleet.log("server")
     assert "error: no round has changed the model" in log
@@ -213,7 +217,9 @@ def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
         fleet.processes["server"].wait()
         last = len(fleet.rounds())
         fleet.start(
-            "server", "server.cli", f"--resume run --address 127.0.0.1:{port} --rounds {last + 12}"
+            "server",
+            "server.cli.main",
+            f"--resume run --address 127.0.0.1:{port} --rounds {last + 12}",
         )
     assert fleet.processes["server"].wait(timeout=60) == 0, fleet.log("server")
 
@@ -241,7 +247,7 @@ def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
 
 
 def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    from server.certificates import CertificateFolder
+    from flower_scheduling.server.cli.certificates import CertificateFolder
 
     certs = CertificateFolder(fleet.folder / "certs")
     certs.create(["127.0.0.1"])
@@ -293,36 +299,80 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
-        ("server.cli", "--address 0.0.0.0:9092", "or with --insecure"),
-        ("server.cli", "--address nowhere", "HOST:PORT"),
-        ("server.cli", "--tls missing", "No such file"),
-        ("server.cli", "--deny-list missing", "deny-list"),
-        ("server.cli", "--metrics 9095", "HOST:PORT"),
-        ("server.cli", "--metrics 0.0.0.0:9095 --tls certs", "on loopback, or with --insecure"),
-        ("server.cli", "--page 8501", "HOST:PORT"),
-        ("server.cli", "--page 127.0.0.1:8501 --app wind:app", "left out with --app"),
-        ("server.cli", "--fairness 0.6,0.5", "dev-1=0.6"),
-        ("server.cli", "--partitioner foo", "partitioner"),
-        ("server.cli", "--partitioner dirichlet:foo", "dirichlet:ALPHA"),
-        ("server.cli", "--model foo", "model"),
-        ("server.cli", "--aggregation foo", "aggregation"),
-        ("server.cli", "--initial-model nope", "No such file"),
-        ("server.cli", "--run-dir ..", "does not exist yet"),
-        ("server.cli", "--app wind.server_app:app --rounds 1", "left out with --app"),
-        ("server.cli", "--metrics 127.0.0.1:9095 --runtime superlink", "left out"),
-        ("server.cli", "status --tls missing", "No such file"),
-        ("server.cli", "status --timeout-s 0", "above 0"),
-        ("server.cli", "--app nothing:here", "No module named 'nothing'"),
-        ("server.cli", "--num-selected 0", "at least 1"),
-        ("client.cli", "--server 10.1.2.3:9092 --partition-id 0 --num-partitions 1", "--insecure"),
+        ("server.cli.main", "--address 0.0.0.0:9092", "or with --insecure"),
+        ("server.cli.main", "--address nowhere", "HOST:PORT"),
+        ("server.cli.main", "--tls missing", "No such file"),
+        ("server.cli.main", "--deny-list missing", "deny-list"),
+        ("server.cli.main", "--metrics 9095", "HOST:PORT"),
+        (
+            "server.cli.main",
+            "--metrics 0.0.0.0:9095 --tls certs",
+            "on loopback, or with --insecure",
+        ),
+        ("server.cli.main", "--page 8501", "HOST:PORT"),
+        (
+            "server.cli.main",
+            "--page 127.0.0.1:8501 --app wind:app",
+            "left out with --app",
+        ),
+        ("server.cli.main", "--fairness 0.6,0.5", "dev-1=0.6"),
+        ("server.cli.main", "--partitioner foo", "partitioner"),
+        ("server.cli.main", "--partitioner dirichlet:foo", "dirichlet:ALPHA"),
+        ("server.cli.main", "--model foo", "model"),
+        ("server.cli.main", "--aggregation foo", "aggregation"),
+        ("server.cli.main", "--initial-model nope", "No such file"),
+        ("server.cli.main", "--run-dir ..", "does not exist yet"),
+        (
+            "server.cli.main",
+            "--app wind.server_app:app --rounds 1",
+            "left out with --app",
+        ),
+        (
+            "server.cli.main",
+            "--metrics 127.0.0.1:9095 --runtime superlink",
+            "left out",
+        ),
+        ("server.cli.main", "status --tls missing", "No such file"),
+        ("server.cli.main", "status --timeout-s 0", "above 0"),
+        ("server.cli.main", "--app nothing:here", "No module named 'nothing'"),
+        ("server.cli.main", "--num-selected 0", "at least 1"),
+        (
+            "client.cli",
+            "--server 10.1.2.3:9092 --partition-id 0 --num-partitions 1",
+            "--insecure",
+        ),
         ("client.cli", "--server nowhere", "must be HOST:PORT"),
         ("client.cli", "", "--partition-id"),
-        ("client.cli", "--partition-id 0 --num-partitions 1 --link fm", "must be rayleigh"),
-        ("client.cli", "--partition-id 0 --num-partitions 1 --tls missing", "No such file"),
-        ("client.cli", "--app client.task:MODELS", "not a ClientApp"),
-        ("client.cli", "--partition-id 2 --num-partitions 2", "below num-partitions"),
-        ("client.cli", "--partition-id 0 --num-partitions 2 --distance-m 80", "needs link"),
-        ("server.certs_cli", "init --host bad!host", "a host name or an IP address"),
+        (
+            "client.cli",
+            "--partition-id 0 --num-partitions 1 --link fm",
+            "must be rayleigh",
+        ),
+        (
+            "client.cli",
+            "--partition-id 0 --num-partitions 1 --tls missing",
+            "No such file",
+        ),
+        (
+            "client.cli",
+            "--app flower_scheduling.client.learning.models:MODELS",
+            "not a ClientApp",
+        ),
+        (
+            "client.cli",
+            "--partition-id 2 --num-partitions 2",
+            "below num-partitions",
+        ),
+        (
+            "client.cli",
+            "--partition-id 0 --num-partitions 2 --distance-m 80",
+            "needs link",
+        ),
+        (
+            "server.cli.certs",
+            "init --host bad!host",
+            "a host name or an IP address",
+        ),
     ],
 )
 def test_bad_input_is_one_line(
@@ -336,7 +386,7 @@ def test_bad_input_is_one_line(
     from importlib import import_module
 
     monkeypatch.chdir(tmp_path)
-    assert import_module(module).main(arguments.split()) == 2
+    assert import_module(f"flower_scheduling.{module}").main(arguments.split()) == 2
     captured = capsys.readouterr()
     (line,) = captured.err.strip().splitlines()
     assert line.startswith("error: ")

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from server.run_directory import written_rounds
+from flower_scheduling.server.runs.directory import written_rounds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 

@@ -21,11 +21,11 @@ from fleet_processes import Fleet
 from flwr.app import Array, ArrayRecord
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from server.http_server import HttpServer
-from server.page.web import page_app, view_of
-from server.run_directory import RunDirectory, written_rounds
-from strategies import RoundContext, RoundOutcome, build_policy
-from strategies.flower import Arm, RoundRecord
+from flower_scheduling.server.monitoring.http_server import HttpServer
+from flower_scheduling.server.page.web import page_app, view_of
+from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
+from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
+from flower_scheduling.strategies.flower import Arm, RoundRecord
 
 pytestmark = pytest.mark.e2e
 CHROMIUM = shutil.which("chromium")

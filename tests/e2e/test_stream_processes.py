@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 
-from server.connection import node_id_of
-from server.stream_grid import LOST, StreamGrid
-from strategies.flower import TIMEOUT, Exchange
+from flower_scheduling.server.transport.connection import node_id_of
+from flower_scheduling.server.transport.grid import LOST, StreamGrid
+from flower_scheduling.strategies.flower import TIMEOUT, Exchange
 
 pytestmark = pytest.mark.e2e
 
@@ -200,7 +200,7 @@ def test_a_large_fleet_joins_and_answers(processes: Processes) -> None:
     """The file descriptors and the memory of 300 connections are ordinary."""
     script = CLIENT.split("StreamClient(f")[0] + (
         "import asyncio\n"
-        "from client.stream import Worker\n"
+        "from flower_scheduling.client.stream import Worker\n"
         "async def everybody():\n"
         "    worker = Worker('all')\n"
         "    await asyncio.gather(*(StreamClient(f'127.0.0.1:{port}', f'{name}-{i}', app,\n"

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from client.emulation import EmulatedDevice
-from client.mnist import MnistData
-from server.certificates import CertificateFolder
-from server.superlink import SuperLink, SuperLinkError, supernode_command
+from flower_scheduling.client.learning.mnist import MnistData
+from flower_scheduling.client.link.emulation import EmulatedDevice
+from flower_scheduling.server.cli.certificates import CertificateFolder
+from flower_scheduling.server.runtimes.superlink import SuperLink, SuperLinkError, supernode_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
@@ -210,8 +210,8 @@ def start_runtime(folder: Path, log: Path, **settings: object) -> subprocess.Pop
     """Run the SuperLink runtime in a process of its own, from an empty folder."""
     code = (
         "import json, logging, sys\n"
-        "from server.fleet import FleetConfig\n"
-        "from server.superlink import run_superlink\n"
+        "from flower_scheduling.server.runtimes.stream import FleetConfig\n"
+        "from flower_scheduling.server.runtimes.superlink import run_superlink\n"
         "try:\n"
         f"    summary = run_superlink(FleetConfig(**{settings!r}))\n"
         "except KeyboardInterrupt:\n"

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from fleet_processes import Fleet, Link
 
-from server.checkpoint import CheckpointFolder
+from flower_scheduling.server.runs.checkpoint import CheckpointFolder
 
 SOAK_S = float(os.environ.get("SOAK_S", "25"))
 SEEDS = [int(os.environ["SOAK_SEED"])] if "SOAK_SEED" in os.environ else [1]
@@ -82,7 +82,11 @@ class Chaos:
         server = self.fleet.processes["server"]
         server.kill()
         server.wait()
-        self.fleet.start("server", "server.cli", f"--resume run --address 127.0.0.1:{self.port}")
+        self.fleet.start(
+            "server",
+            "server.cli.main",
+            f"--resume run --address 127.0.0.1:{self.port}",
+        )
         self.memory_mb.append([])
         self._born_at = len(self.fleet.rounds())
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import strategies.fairness as fairness
-from strategies import check_feasibility
+import flower_scheduling.strategies.fairness as fairness
+from flower_scheduling.strategies import check_feasibility
 
 
 def served_by_brute_force(subset, num_selected, alpha):

@@ -27,18 +27,18 @@ from flwr.common.serde import message_to_proto
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client import wire
-from client.arrays import read_message
-from server.config import ServerConfig
-from server.fleet import FleetConfig
-from server.history import RunHistory
-from server.round_line import parse_round
-from server.settings import Settings
-from simulation.config import SimulationConfig
-from simulation.paper.config import PaperConfig
-from strategies import ConfigError, UnknownPolicyError
-from strategies.flower.name_vote import NameVote
-from strategies.flower.replies import ArraySpec, InvalidReplyError, ReplyChecker
+from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.arrays import read_message
+from flower_scheduling.server.runs.round_lines import parse_round
+from flower_scheduling.server.runs.totals import RunHistory
+from flower_scheduling.server.runtimes.stream import FleetConfig
+from flower_scheduling.server.settings.base import Settings
+from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.simulation.paper.settings import PaperConfig
+from flower_scheduling.simulation.settings import SimulationConfig
+from flower_scheduling.strategies import ConfigError, UnknownPolicyError
+from flower_scheduling.strategies.flower.replies import ArraySpec, InvalidReplyError, ReplyChecker
+from flower_scheduling.strategies.flower.schema_vote import NameVote
 
 TIMES = int(os.environ.get("FUZZ", "1"))
 MAX_EXAMPLE_S = 2.0

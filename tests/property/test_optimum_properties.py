@@ -11,18 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from strategies import (
+from flower_scheduling.simulation.theory.optimum import (
     InfeasibleFloorsError,
     best_fixed_set,
     best_stationary_policy,
-    honest_regret_s,
-    literal_regret_s,
     mean_slowest,
     mean_slowest_of_law,
     oracle_set,
+    slowest_mean,
+)
+from flower_scheduling.simulation.theory.regret import (
+    honest_regret_s,
+    literal_regret_s,
     pseudo_regret_s,
     reward_gaps,
-    slowest_mean,
 )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.partition import PARTITIONERS, build_partition
+from flower_scheduling.client.learning.partitions import PARTITIONERS, build_partition
 
 LABELS = np.random.default_rng(0).integers(10, size=2_000)
 

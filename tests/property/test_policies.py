@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import (
+from flower_scheduling.strategies import (
     POLICIES,
     RoundContext,
     RoundOrderError,
@@ -27,8 +27,8 @@ from strategies import (
     Selection,
     build_policy,
 )
-from strategies.comparators import oort
-from strategies.selection import cheapest_set, top_arms
+from flower_scheduling.strategies.comparators import oort
+from flower_scheduling.strategies.selection import cheapest_set, top_arms
 
 TAU_MAX_S = 5.0
 TOLERANCE = 1e-12

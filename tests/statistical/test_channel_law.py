@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from client.channel import ComputeModel, LinkModel, RoundTimeLaw
+from flower_scheduling.client.link.model import ComputeModel, LinkModel, RoundTimeLaw
 
 pytestmark = pytest.mark.statistical
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client.mnist import MnistData, scale_pixels
-from client.task import create_model, evaluate, train
-from simulation.config import SCENARIOS, SimulationConfig
-from simulation.runner import Simulation
+from flower_scheduling.client.learning.mnist import MnistData, scale_pixels
+from flower_scheduling.client.learning.models import create_model, evaluate, train
+from flower_scheduling.simulation.engine.runner import Simulation
+from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 
 pytestmark = pytest.mark.statistical
 

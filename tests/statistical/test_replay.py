@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulation.environment import Environment
-from simulation.replay import Record, replay
-from strategies import RoundContext, RoundOutcome, build_policy
-from strategies.base import FloatArray
+from flower_scheduling.simulation.engine.replayer import Record, replay
+from flower_scheduling.simulation.environments.paper import Environment
+from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
+from flower_scheduling.strategies.base import FloatArray
 
 pytestmark = pytest.mark.statistical
 

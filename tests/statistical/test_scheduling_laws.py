@@ -8,18 +8,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from simulation.environment import Environment
-from simulation.study import Contender, drops, run_study
-from strategies import (
-    RoundContext,
-    RoundOutcome,
-    best_fixed_set,
-    build_policy,
+from flower_scheduling.simulation.engine.study import Contender, drops, run_study
+from flower_scheduling.simulation.environments.paper import Environment
+from flower_scheduling.simulation.theory.optimum import best_fixed_set, mean_slowest_of_law
+from flower_scheduling.simulation.theory.regret import (
     honest_regret_s,
     literal_regret_s,
-    mean_slowest_of_law,
     pseudo_regret_s,
 )
+from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
 
 pytestmark = pytest.mark.statistical
 

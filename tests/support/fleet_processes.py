@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
-from client import wire
-from server.run_directory import written_rounds
+from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.server.runs.directory import written_rounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +31,9 @@ class Fleet:
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, name: str, module: str, arguments: str) -> subprocess.Popen[str]:
+        """Start `module`: one of ours, without its first name, or of this folder."""
+        if "." in module:
+            module = f"flower_scheduling.{module}"
         code = f"import sys; from {module} import main; sys.exit(main())"
         folders = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join(filter(None, folders))
@@ -51,7 +54,7 @@ class Fleet:
 
     def server(self, arguments: str) -> int:
         """Start a server; return its port."""
-        process = self.start("server", "server.cli", f"--address 127.0.0.1:0 {arguments}")
+        process = self.start("server", "server.cli.main", f"--address 127.0.0.1:0 {arguments}")
         deadline = time.monotonic() + 60
         while not (found := re.search(r"listening on 127\.0\.0\.1:(\d+)", self.log("server"))):
             assert process.poll() is None, self.log("server")
@@ -60,7 +63,12 @@ class Fleet:
         return int(found[1])
 
     def client(
-        self, port: int, number: int, of: int, arguments: str = "", module: str = "client.cli"
+        self,
+        port: int,
+        number: int,
+        of: int,
+        arguments: str = "",
+        module: str = "client.cli",
     ) -> None:
         self.start(
             f"dev-{number}",

@@ -6,13 +6,13 @@ import random
 from collections import deque
 from typing import Any
 
-import client.stream
-from client import wire
-from client.cli import main
+import flower_scheduling.client.stream
+from flower_scheduling.client.cli import main
+from flower_scheduling.client.wire import frames as wire
 
 __all__ = ["main"]
 
-_write = client.stream._Stream.write
+_write = flower_scheduling.client.stream._Stream.write
 _said: deque[bytes] = deque(maxlen=20)
 
 
@@ -24,4 +24,4 @@ async def _write_again(self: Any, frame: bytes) -> None:
         await _write(self, random.choice(_said))
 
 
-client.stream._Stream.write = _write_again  # type: ignore[method-assign]
+flower_scheduling.client.stream._Stream.write = _write_again  # type: ignore[method-assign]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import RoundContext, RoundOutcome, build_policy
-from strategies.cs_ucb_adaptive import CsUcbAdaptive
-from strategies.cs_ucb_q_adaptive import CsUcbQAdaptive
-from strategies.selection import cheapest_set
+from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
+from flower_scheduling.strategies.policies.cs_ucb_adaptive import CsUcbAdaptive
+from flower_scheduling.strategies.policies.cs_ucb_q_adaptive import CsUcbQAdaptive
+from flower_scheduling.strategies.selection import cheapest_set
 
 TAU_MAX_S = 5.0
 

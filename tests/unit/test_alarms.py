@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord
 
-from server.alarms import KINDS, AlarmLog, Alarms
-from strategies.flower import RoundRecord
+from flower_scheduling.server.monitoring.alarms import KINDS, AlarmLog, Alarms
+from flower_scheduling.strategies.flower import RoundRecord
 
 NAMES = ["a", "b", "c"]
 

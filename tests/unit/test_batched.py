@@ -10,14 +10,14 @@ import pytest
 from flwr.app import ArrayRecord
 from safetensors.numpy import save_file
 
-from client.arrays import decode_array
-from client.task import create_model, evaluate, train_logistic
-from simulation import batched
-from simulation.batched import TrainingCurve, compare_batched, run_batched
-from simulation.config import SCENARIOS, SimulationConfig
-from simulation.runner import Simulation
-from strategies import ConfigError
-from strategies.flower import RoundRecord
+from flower_scheduling.client.learning.models import create_model, evaluate, train_logistic
+from flower_scheduling.client.wire.arrays import decode_array
+from flower_scheduling.simulation.engine import batched
+from flower_scheduling.simulation.engine.batched import TrainingCurve, compare_batched, run_batched
+from flower_scheduling.simulation.engine.runner import Simulation
+from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
+from flower_scheduling.strategies import ConfigError
+from flower_scheduling.strategies.flower import RoundRecord
 
 SMALL = {"partitioner": "iid:200", "num_clients": 6, "num_selected": 3, "eval_every": 10}
 

@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from client.cli import main as client_main
-from client.credentials import check_pair, common_name, expiry, load_certificate
-from client.errors import CertificateTimeError, ClientConfigError
-from client.health import tls_hint
-from server.certificates import CertificateFolder
-from server.certs_cli import main
-from strategies import ConfigError
+from flower_scheduling.client.cli import main as client_main
+from flower_scheduling.client.wire.credentials import (
+    check_pair,
+    common_name,
+    expiry,
+    load_certificate,
+)
+from flower_scheduling.client.wire.errors import CertificateTimeError, ClientConfigError
+from flower_scheduling.client.wire.health import tls_hint
+from flower_scheduling.server.cli.certificates import CertificateFolder
+from flower_scheduling.server.cli.certs import main
+from flower_scheduling.strategies import ConfigError
 
 
 @pytest.fixture
@@ -165,8 +170,10 @@ def issue_in_the_past(
 ) -> None:
     """Issue a certificate that has `days` left."""
     with monkeypatch.context() as patch:
-        patch.setattr("server.certificates._SKEW", datetime.timedelta(days=100))
-        patch.setattr("server.certificates.LEAF_DAYS", days)
+        patch.setattr(
+            "flower_scheduling.server.cli.certificates._SKEW", datetime.timedelta(days=100)
+        )
+        patch.setattr("flower_scheduling.server.cli.certificates.LEAF_DAYS", days)
         folder.issue_client(name)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from server.command_line import stoppable
-from server.config import idle_settings
-from server.run_directory import default_run_dir
-from simulation.cli import main
+from flower_scheduling.server.cli.options import stoppable
+from flower_scheduling.server.runs.directory import default_run_dir
+from flower_scheduling.server.settings.run import idle_settings
+from flower_scheduling.simulation.cli import main
 
 pytestmark = pytest.mark.usefixtures("mnist")
 
@@ -210,7 +210,7 @@ def test_signals_of_one_second_are_one_wish() -> None:
 def test_a_later_signal_ends_the_process() -> None:
     program = (
         "import signal, time\n"
-        "from server.command_line import stoppable\n"
+        "from flower_scheduling.server.cli.options import stoppable\n"
         "with stoppable(between_rounds=True):\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
         "    time.sleep(1.2)\n"
@@ -244,7 +244,7 @@ def test_clients_that_never_answer_cost_their_rounds_and_keep_their_names(
 
 
 def test_default_run_directories_of_one_second_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.run_directory.time.strftime", lambda form: "now")
+    monkeypatch.setattr("flower_scheduling.server.runs.directory.time.strftime", lambda form: "now")
     assert len({default_run_dir("x") for _ in range(5)}) > 1
 
 

@@ -19,13 +19,13 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
 
-from client import protocol
-from client.app import ClientSettings, app, create_client_app
-from client.arrays import read_message
-from client.errors import ClientConfigError
-from client.mnist import scale_pixels
-from client.partition import build_partition
-from client.task import create_model, evaluate, initial_arrays, train
+from flower_scheduling.client.app import ClientSettings, app, create_client_app
+from flower_scheduling.client.learning.mnist import scale_pixels
+from flower_scheduling.client.learning.models import create_model, evaluate, initial_arrays, train
+from flower_scheduling.client.learning.partitions import build_partition
+from flower_scheduling.client.wire import protocol
+from flower_scheduling.client.wire.arrays import read_message
+from flower_scheduling.client.wire.errors import ClientConfigError
 
 pytestmark = pytest.mark.usefixtures("mnist", "task_identity")
 
@@ -277,13 +277,23 @@ def test_a_request_without_arrays():
 @pytest.mark.parametrize(
     ("imported", "kept_out"),
     [
-        ("client, client.protocol", {"numpy", "torch", "flwr", "grpc"}),
-        ("client.channel, client.partition", {"torch", "flwr", "scipy"}),
-        ("client.cli, client.credentials, client.health", {"numpy", "torch", "flwr"}),
+        (
+            ("client", "client.wire.protocol"),
+            {"numpy", "torch", "flwr", "grpc"},
+        ),
+        (
+            ("client.link.model", "client.learning.partitions"),
+            {"torch", "flwr", "scipy"},
+        ),
+        (
+            ("client.cli", "client.wire.credentials", "client.wire.health"),
+            {"numpy", "torch", "flwr"},
+        ),
     ],
 )
 def test_imports_load_nothing_heavy(imported, kept_out):
-    code = f"import sys, {imported}; print(*sys.modules)"
+    modules = ", ".join(f"flower_scheduling.{name}" for name in imported)
+    code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not kept_out & set(done.stdout.split())
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from strategies import (
+from flower_scheduling.strategies import (
     POLICIES,
     ArrayError,
     ConfigError,
@@ -17,7 +17,7 @@ from strategies import (
     Selection,
     build_policy,
 )
-from strategies.comparators.kl_ucb import upper_bound
+from flower_scheduling.strategies.comparators.kl_ucb import upper_bound
 
 TAU_MAX_S = 4.0
 COMPARATORS = [name for name, spec in POLICIES.items() if spec.comparator]

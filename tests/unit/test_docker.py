@@ -20,7 +20,7 @@ from typing import Any
 import filelock
 import pytest
 
-from client.cli import cli
+from flower_scheduling.client.cli import cli
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -6,11 +6,11 @@ import csv
 import json
 from pathlib import Path
 
-from simulation.league import training
-from simulation.league.report import markdown
-from simulation.league.scenario import suite
-from simulation.paper.config import PaperConfig
-from simulation.paper.report import load_results, page
+from flower_scheduling.simulation.benchmark import training
+from flower_scheduling.simulation.benchmark.results import markdown
+from flower_scheduling.simulation.benchmark.scenario import suite
+from flower_scheduling.simulation.paper.html_report import load_results, page
+from flower_scheduling.simulation.paper.settings import PaperConfig
 
 ROOT = Path(__file__).parents[2]
 

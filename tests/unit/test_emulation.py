@@ -7,10 +7,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.channel import LinkModel
-from client.emulation import EmulatedDevice, emulation_mod
-from client.errors import ClientConfigError
-from client.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.client.link.emulation import EmulatedDevice, emulation_mod
+from flower_scheduling.client.link.model import LinkModel
+from flower_scheduling.client.wire.errors import ClientConfigError
+from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 
 LINKED = {"name": "a", "link": "rayleigh", "distance-m": 320.0}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client.channel import ComputeModel, LinkModel
-from simulation.environment import Environment
-from strategies import ConfigError
+from flower_scheduling.client.link.model import ComputeModel, LinkModel
+from flower_scheduling.simulation.environments.paper import Environment
+from flower_scheduling.strategies import ConfigError
 
 FIELDS = ("available", "download_s", "compute_s", "upload_s", "failed")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strategies import (
+from flower_scheduling.strategies import (
     ConfigError,
     EqualFloors,
     GivenFloors,

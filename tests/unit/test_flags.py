@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 import pytest
 
-from client.cli import cli as client_cli
-from client.cli import main as client_main
-from client.errors import ClientConfigError
-from client.slots import take_slot
-from server.cli import cli as server_cli
-from server.cli import main as server_main
+from flower_scheduling.client.cli import cli as client_cli
+from flower_scheduling.client.cli import main as client_main
+from flower_scheduling.client.slots import take_slot
+from flower_scheduling.client.wire.errors import ClientConfigError
+from flower_scheduling.server.cli.main import cli as server_cli
+from flower_scheduling.server.cli.main import main as server_main
 
 SHARE = ["--server", "127.0.0.1:1", "--partition-id", "0", "--num-partitions", "1"]
 

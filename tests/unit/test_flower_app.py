@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from server.certificates import CertificateFolder
-from server.config import ServerConfig
-from server.fleet import FleetConfig
-from server.superlink import SuperLink, SuperLinkError, run_superlink, supernode_command, write_app
-from strategies import ConfigError, SchedulingError
+from flower_scheduling.server.cli.certificates import CertificateFolder
+from flower_scheduling.server.runtimes.stream import FleetConfig
+from flower_scheduling.server.runtimes.superlink import (
+    SuperLink,
+    SuperLinkError,
+    run_superlink,
+    supernode_command,
+    write_app,
+)
+from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.strategies import ConfigError, SchedulingError
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,9 +45,14 @@ def test_app_config_equals_the_defaults() -> None:
 
 def test_written_app_equals_the_repository(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
-    assert flower_app(app) == flower_app(ROOT)
+    files = {"fab-include": ["/flower_scheduling/**/*.py"]}
+    assert flower_app(app) == {**flower_app(ROOT), **files}
+    ours = app / "flower_scheduling"
+    assert {path.name for path in ours.iterdir()} == {
+        *("__init__.py", "client", "server", "strategies")
+    }
     for package in ("client", "server", "strategies"):
-        written = {file.relative_to(app) for file in (app / package).rglob("*.py")}
+        written = {file.relative_to(ours) for file in (ours / package).rglob("*.py")}
         assert written == {file.relative_to(ROOT) for file in (ROOT / package).rglob("*.py")}
 
 
@@ -51,7 +62,11 @@ def test_bundle_has_every_module(tmp_path: Path) -> None:
     bundle = tmp_path / "app.fab"
     bundle.write_bytes(build_fab_from_disk(write_app(tmp_path / "app")))
     names = set(zipfile.ZipFile(bundle).namelist())
-    assert {"client/app.py", "server/app.py", "strategies/flower/scheduled.py"} <= names
+    assert {
+        "flower_scheduling/client/app.py",
+        "flower_scheduling/server/app.py",
+        "flower_scheduling/strategies/flower/strategy.py",
+    } <= names
     assert len(names) == 2 + len(list((tmp_path / "app").rglob("*.py")))
 
 

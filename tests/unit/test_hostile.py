@@ -30,18 +30,23 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp.strategy import FedAvg
 
-import server.attendance_log
-import server.strangers
-import server.stream_grid
-from client import wire
-from client.arrays import decode_array, read_message
-from client.stream import StreamClient
-from server.connection import node_id_of
-from server.stream_grid import UNREADABLE, StreamGrid
-from strategies import ConfigError
-from strategies.flower import LOGGER, Exchange, LimitedLog, RoundRecord, ScheduledStrategy
-from strategies.flower.name_vote import NameVote
-from strategies.flower.replies import (
+import flower_scheduling.server.transport.admission
+import flower_scheduling.server.transport.connection_log
+import flower_scheduling.server.transport.grid
+from flower_scheduling.client.stream import StreamClient
+from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.arrays import decode_array, read_message
+from flower_scheduling.server.transport.connection import node_id_of
+from flower_scheduling.server.transport.grid import UNREADABLE, StreamGrid
+from flower_scheduling.strategies import ConfigError
+from flower_scheduling.strategies.flower import (
+    LOGGER,
+    Exchange,
+    LimitedLog,
+    RoundRecord,
+    ScheduledStrategy,
+)
+from flower_scheduling.strategies.flower.replies import (
     BAD_WEIGHT,
     NOT_FINITE,
     TOO_LARGE,
@@ -52,6 +57,7 @@ from strategies.flower.replies import (
     ReplyChecker,
     error_text,
 )
+from flower_scheduling.strategies.flower.schema_vote import NameVote
 
 PATIENCE_S = 10.0
 LONG_S = 60.0
@@ -221,7 +227,7 @@ def test_hello_that_comes_byte_by_byte_is_refused(town: Town) -> None:
 def test_who_never_says_hello_is_sent_away(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str], begun: bytes
 ) -> None:
-    monkeypatch.setattr(server.strangers, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(flower_scheduling.server.transport.admission, "_HELLO_TIMEOUT_S", 0.2)
     town = Town(stack)
     stranger = town.stranger()
     if begun:
@@ -234,7 +240,7 @@ def test_who_never_says_hello_is_sent_away(
 def test_flood_of_silent_streams_takes_bounded_room_and_keeps_nobody_out(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    monkeypatch.setattr(server.strangers, "_MAX_STRANGERS", 20)
+    monkeypatch.setattr(flower_scheduling.server.transport.admission, "_MAX_STRANGERS", 20)
     town = Town(stack)
     options = [("grpc.use_local_subchannel_pool", 1)]  # connections of their own
     address = f"127.0.0.1:{town.grid.port}"
@@ -260,9 +266,11 @@ def test_flood_of_silent_streams_takes_bounded_room_and_keeps_nobody_out(
 def test_the_crowd_gives_way_and_not_the_single_stranger(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.strangers, "_MAX_STRANGERS", 3)
+    monkeypatch.setattr(flower_scheduling.server.transport.admission, "_MAX_STRANGERS", 3)
     hosts = iter(["one", "crowd", "crowd", "crowd", "crowd"])
-    monkeypatch.setattr(server.stream_grid, "host_of", lambda context: next(hosts, "honest"))
+    monkeypatch.setattr(
+        flower_scheduling.server.transport.grid, "host_of", lambda context: next(hosts, "honest")
+    )
     with StreamGrid("127.0.0.1:0") as grid:
         strangers = []
         for count in (1, 2, 3, 3, 3):
@@ -393,7 +401,7 @@ def test_flood_of_useless_frames_is_read_slowly(town: Town) -> None:
 
 
 def test_acknowledgements_are_bounded(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.stream_grid, "_FREE_FRAMES", 10**6)
+    monkeypatch.setattr(flower_scheduling.server.transport.grid, "_FREE_FRAMES", 10**6)
     client = town.client("flood")
     client.send(*[wire.Reply(str(i)) for i in range(2000)])
     until(lambda: town.grid.num_ignored_replies == 2000)
@@ -412,8 +420,8 @@ def test_work_that_the_server_knows_nothing_of_is_bounded_in_number_and_time(
     town = Town(stack, clock=lambda: time.monotonic() + now[0])
     town.client("liar", work=[f"made-up-{i}" for i in range(1000)])
     assert town.grid.busy() == {node_id_of("liar")}
-    assert len(town.grid._open) == server.stream_grid._MAX_UNKNOWN_WORK
-    now[0] = server.stream_grid._UNKNOWN_WORK_S
+    assert len(town.grid._open) == flower_scheduling.server.transport.grid._MAX_UNKNOWN_WORK
+    now[0] = flower_scheduling.server.transport.grid._UNKNOWN_WORK_S
     assert town.grid.busy() == set()
     assert town.grid._open == {}
 
@@ -480,7 +488,7 @@ def test_same_warning_comes_once_a_minute_with_a_count(said: list[str]) -> None:
 def test_client_that_comes_and_goes_all_the_time_does_not_fill_the_log(
     town: Town, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.attendance_log, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(flower_scheduling.server.transport.connection_log, "_PAUSE_S", 0.01)
     monkeypatch.setattr(town.grid._attendance, "_told_s", deque(maxlen=2))
     for _ in range(30):
         client = town.client("restless")

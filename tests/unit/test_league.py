@@ -10,13 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulation.cli import main
-from simulation.config import SCENARIOS, SimulationConfig
-from simulation.league.linear_program import linear_program
-from simulation.league.scenario import Scenario, suite
-from simulation.league.work import REFERENCE, entrants, pieces_of
-from simulation.replay import RECORDED, RecordedFleet, read_record, replay
-from strategies import POLICIES, ConfigError, RoundContext, RoundOutcome
+from flower_scheduling.simulation.benchmark.scenario import Scenario, suite
+from flower_scheduling.simulation.benchmark.tasks import REFERENCE, entrants, pieces_of
+from flower_scheduling.simulation.cli import main
+from flower_scheduling.simulation.engine.replayer import (
+    RECORDED,
+    RecordedFleet,
+    read_record,
+    replay,
+)
+from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
+from flower_scheduling.simulation.theory.linear_program import linear_program
+from flower_scheduling.strategies import POLICIES, ConfigError, RoundContext, RoundOutcome
 
 
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:

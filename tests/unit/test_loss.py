@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulation.batched import run_batched
-from simulation.config import SCENARIOS, SimulationConfig
-from strategies import ConfigError, RoundContext, RoundOutcome, build_policy
-from strategies.base import SchedulingPolicy
-from strategies.cs_ucb_q_loss import CsUcbQLoss
+from flower_scheduling.simulation.engine.batched import run_batched
+from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
+from flower_scheduling.strategies import ConfigError, RoundContext, RoundOutcome, build_policy
+from flower_scheduling.strategies.base import SchedulingPolicy
+from flower_scheduling.strategies.policies.cs_ucb_q_loss import CsUcbQLoss
 
 TAU_MAX_S = 5.0
 

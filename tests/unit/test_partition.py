@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client.partition import (
+from flower_scheduling.client.learning.partitions import (
     PARTITIONERS,
     ClientConfigError,
     build_partition,

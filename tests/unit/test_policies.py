@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from strategies import (
+from flower_scheduling.strategies import (
     POLICIES,
     ArrayError,
     ConfigError,
@@ -18,7 +18,7 @@ from strategies import (
     Selection,
     build_policy,
 )
-from strategies.virtual_queue import advance_virtual_queue
+from flower_scheduling.strategies.virtual_queue import advance_virtual_queue
 
 OWN_PARAMS = {"oracle": lambda num_arms: {"expected_time_s": np.arange(num_arms) + 1.0}}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import pytest
 
-from client.cli import cli as client_cli
-from server.certs_cli import cli as certs_cli
-from server.cli import cli as server_cli
-from simulation.cli import cli as simulation_cli
-from strategies import POLICIES
+from flower_scheduling.client.cli import cli as client_cli
+from flower_scheduling.server.cli.certs import cli as certs_cli
+from flower_scheduling.server.cli.main import cli as server_cli
+from flower_scheduling.simulation.cli import cli as simulation_cli
+from flower_scheduling.strategies import POLICIES
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-import strategies
-from strategies import POLICIES, ConfigError, UnknownPolicyError, build_policy
+import flower_scheduling.strategies
+from flower_scheduling.strategies import POLICIES, ConfigError, UnknownPolicyError, build_policy
 
 
 def shared():
@@ -76,15 +76,17 @@ def test_missing_parameters():
 
 
 def test_public_names_exist():
+    strategies = flower_scheduling.strategies
     assert all(hasattr(strategies, name) for name in strategies.__all__)
+    assert all(hasattr(flower_scheduling, name) for name in flower_scheduling.__all__)
 
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("strategies", ("flwr", "torch", "scipy")),
-        ("strategies.flower", ("torch", "torchvision")),
-        ("client", ("flwr", "torch", "numpy")),
+        ("flower_scheduling.strategies", ("flwr", "torch", "scipy")),
+        ("flower_scheduling.strategies.flower", ("torch", "torchvision")),
+        ("flower_scheduling.client", ("flwr", "torch", "numpy")),
     ],
 )
 def test_import_is_light(module, heavy):

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from simulation.environment import Environment
-from strategies import (
-    ConfigError,
+from flower_scheduling.simulation.environments.paper import Environment
+from flower_scheduling.simulation.theory.regret import (
     cs_ucb_bound_s,
     cs_ucb_q_bound_s,
     honest_regret_s,
@@ -18,6 +17,7 @@ from strategies import (
     regret_s,
     reward_gaps,
 )
+from flower_scheduling.strategies import ConfigError
 
 
 def test_readings_by_hand():

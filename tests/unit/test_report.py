@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.config import ServerConfig
-from server.page.saved import MARK as PAGE_MARK
-from server.run_directory import MAX_LISTED_ARMS
-from simulation.cli import main
-from simulation.paper.estimate import Estimate
-from simulation.recorded_run import open_run
-from simulation.replay import (
+from flower_scheduling.server.page.saved import MARK as PAGE_MARK
+from flower_scheduling.server.runs.directory import MAX_LISTED_ARMS
+from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.simulation.cli import main
+from flower_scheduling.simulation.engine.replayer import (
     RECORDED,
     Record,
     RecordedFleet,
@@ -32,13 +30,15 @@ from simulation.replay import (
     record_of,
     replay,
 )
-from simulation.report import answer as answer_module
-from simulation.report.answer import Answer, answer
-from simulation.report.page import MARK
-from simulation.report.story import Story, held_up, tell
-from simulation.wording import percent, plain, seconds
-from strategies import POLICIES, ConfigError
-from strategies.flower import RoundRecord
+from flower_scheduling.simulation.environments.recorded_run import open_run
+from flower_scheduling.simulation.report import savings as answer_module
+from flower_scheduling.simulation.report.document import MARK
+from flower_scheduling.simulation.report.run_statistics import Story, held_up, tell
+from flower_scheduling.simulation.report.savings import Answer, answer
+from flower_scheduling.simulation.theory.estimate import Estimate
+from flower_scheduling.simulation.wording import percent, plain, seconds
+from flower_scheduling.strategies import POLICIES, ConfigError
+from flower_scheduling.strategies.flower import RoundRecord
 
 HOSTILE = "<script>alert(1)</script>"
 MATHS = r"$\frac{"

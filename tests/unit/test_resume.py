@@ -24,18 +24,18 @@ from flwr.serverapp.strategy import (
     FedAvgM,
 )
 
-from server.aggregation import AGGREGATIONS, build_aggregation
-from server.checkpoint import CheckpointFolder
-from server.cli import main as server_main
-from server.fleet import FleetConfig
-from server.resume import continued_settings, resumed_settings
-from server.run_directory import RunDirectory, lock_run, written_rounds
-from simulation.cli import main
-from simulation.config import SCENARIOS, SimulationConfig
-from simulation.runner import Simulation
-from strategies import ConfigError
-from strategies.flower import LOGGER, RoundRecord
-from strategies.flower.strategy_state import load_strategy_state, strategy_state
+from flower_scheduling.server.cli.main import main as server_main
+from flower_scheduling.server.runs.checkpoint import CheckpointFolder
+from flower_scheduling.server.runs.directory import RunDirectory, lock_run, written_rounds
+from flower_scheduling.server.runs.resume import continued_settings, resumed_settings
+from flower_scheduling.server.runtimes.stream import FleetConfig
+from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
+from flower_scheduling.simulation.cli import main
+from flower_scheduling.simulation.engine.runner import Simulation
+from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
+from flower_scheduling.strategies import ConfigError
+from flower_scheduling.strategies.flower import LOGGER, RoundRecord
+from flower_scheduling.strategies.flower.state import load_strategy_state, strategy_state
 
 # --- files ----------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("server.checkpoint.os.fsync", full)
+    monkeypatch.setattr("flower_scheduling.server.runs.checkpoint.os.fsync", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         folder.save(2, state(2))
     assert "00000002" in str(caught.value.filename)
@@ -517,7 +517,10 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(tmp_path: Path) -> No
         "--rounds 2000 --eval-every 2000 --target-accuracy 0 --checkpoint-every 50 "
         f"--run-dir {tmp_path / 'run'}"
     )
-    program = f"from simulation.cli import main; import sys; sys.exit(main({arguments.split()!r}))"
+    program = "import sys; "
+    program += (
+        f"from flower_scheduling.simulation.cli import main; sys.exit(main({arguments.split()!r}))"
+    )
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, -1))\n"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

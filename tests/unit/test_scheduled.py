@@ -43,7 +43,7 @@ from flwr.serverapp.strategy import (
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.protocol import (
+from flower_scheduling.client.wire.protocol import (
     CLIENT_INFO,
     COMPUTE_S,
     LINK_S,
@@ -54,8 +54,14 @@ from client.protocol import (
     TIMING,
     TRAIN_LOSS,
 )
-from strategies import ConfigError, SchedulingError, UnknownPolicyError
-from strategies.flower import LOGGER, TIMEOUT, Exchange, RoundRecord, ScheduledStrategy
+from flower_scheduling.strategies import ConfigError, SchedulingError, UnknownPolicyError
+from flower_scheduling.strategies.flower import (
+    LOGGER,
+    TIMEOUT,
+    Exchange,
+    RoundRecord,
+    ScheduledStrategy,
+)
 
 NUM_SELECTED = 5
 TAU_MAX_S = 4.0

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from server.run_directory import RunDirectory, written_rounds
-from server.score_log import FILE, ScoreLog, end_of, read_scores
-from strategies import Explanation
-from strategies.flower import RoundRecord
+from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
+from flower_scheduling.server.runs.scores import FILE, ScoreLog, end_of, read_scores
+from flower_scheduling.strategies import Explanation
+from flower_scheduling.strategies.flower import RoundRecord
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strategies.selection import top_arms
+from flower_scheduling.strategies.selection import top_arms
 
 
 class NoDraws:

@@ -14,14 +14,19 @@ import safetensors.numpy
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, MultiKrum
 
-from server.aggregation import AGGREGATIONS, build_aggregation
-from server.config import ServerConfig
-from server.fleet import DenyList
-from server.history import RunHistory
-from server.round_log import RoundLog
-from server.run_directory import RunDirectory, count_rounds, load_model, written_rounds
-from strategies import ConfigError
-from strategies.flower import LOGGER, Arm, RoundRecord
+from flower_scheduling.server.monitoring.console import RoundLog
+from flower_scheduling.server.runs.directory import (
+    RunDirectory,
+    count_rounds,
+    load_model,
+    written_rounds,
+)
+from flower_scheduling.server.runs.totals import RunHistory
+from flower_scheduling.server.runtimes.stream import DenyList
+from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
+from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.strategies import ConfigError
+from flower_scheduling.strategies.flower import LOGGER, Arm, RoundRecord
 
 
 def record(**changes: Any) -> RoundRecord:
@@ -270,7 +275,9 @@ def test_round_log_speaks_of_evaluated_rounds_and_breaks_long_silences(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("server.round_log.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr(
+        "flower_scheduling.server.monitoring.console.time.monotonic", lambda: now_s[0]
+    )
     log = RoundLog()
     with caplog.at_level(logging.INFO, logger=LOGGER.name):
         log(record(round=1), arrays())

@@ -18,13 +18,13 @@ from flwr.proto.node_pb2 import NodeInfo
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from server.alarms import Alarm, AlarmLog
-from server.history import RunHistory
-from server.metrics import metrics_server
-from server.presence import FILE, HEARTBEAT_S, PresenceWriter
-from server.status import RunStatus, status_table
-from strategies import ConfigError
-from strategies.flower import Arm, RoundHook, RoundRecord
+from flower_scheduling.server.monitoring.alarms import Alarm, AlarmLog
+from flower_scheduling.server.monitoring.presence import FILE, HEARTBEAT_S, PresenceWriter
+from flower_scheduling.server.monitoring.prometheus import metrics_server
+from flower_scheduling.server.monitoring.status import RunStatus, status_table
+from flower_scheduling.server.runs.totals import RunHistory
+from flower_scheduling.strategies import ConfigError
+from flower_scheduling.strategies.flower import Arm, RoundHook, RoundRecord
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
 

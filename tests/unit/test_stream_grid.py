@@ -40,15 +40,21 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp.strategy import FedAvg
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import client.stream
-import server.attendance_log
-import server.stream_grid
-from client import wire
-from client.stream import ConnectionRefused, StreamClient, VersionMismatch, Worker, _Stream
-from server.connection import node_id_of
-from server.stream_grid import LOST, UNREADABLE, StreamGrid
-from strategies import ConfigError
-from strategies.flower import (
+import flower_scheduling.client.stream
+import flower_scheduling.server.transport.connection_log
+import flower_scheduling.server.transport.grid
+from flower_scheduling.client.stream import (
+    ConnectionRefused,
+    StreamClient,
+    VersionMismatch,
+    Worker,
+    _Stream,
+)
+from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.server.transport.connection import node_id_of
+from flower_scheduling.server.transport.grid import LOST, UNREADABLE, StreamGrid
+from flower_scheduling.strategies import ConfigError
+from flower_scheduling.strategies.flower import (
     LOGGER,
     TIMEOUT,
     UNDELIVERABLE,
@@ -328,9 +334,11 @@ def test_state_is_kept_between_messages(fleet: Fleet) -> None:
 
 def test_the_same_content_is_serialised_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = server.stream_grid.recorddict_to_proto
+    real = flower_scheduling.server.transport.grid.recorddict_to_proto
     monkeypatch.setattr(
-        server.stream_grid, "recorddict_to_proto", lambda r: calls.append(1) or real(r)
+        flower_scheduling.server.transport.grid,
+        "recorddict_to_proto",
+        lambda r: calls.append(1) or real(r),
     )
     for name in "abc":
         fleet.run(name)
@@ -577,7 +585,9 @@ def test_another_protocol_is_refused_on_both_ends(
     fleet: Fleet, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = functools.partial(wire.Hello, protocol=0, package="0.0.1")
-    monkeypatch.setattr(client.stream, "wire", SimpleNamespace(**{**vars(wire), "Hello": old}))
+    monkeypatch.setattr(
+        flower_scheduling.client.stream, "wire", SimpleNamespace(**{**vars(wire), "Hello": old})
+    )
     fleet.run("a", wait=False)
     error = fleet.error_of("a")
     assert isinstance(error, VersionMismatch)
@@ -605,7 +615,7 @@ def test_who_is_denied_stays_out_and_the_list_is_read_each_time(fleet: Fleet) ->
 def test_who_is_denied_while_connected_is_shut_out(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.stream_grid, "_REVIEW_S", 0.02)
+    monkeypatch.setattr(flower_scheduling.server.transport.grid, "_REVIEW_S", 0.02)
     denied: set[str] = set()
     fleet.restart(is_denied=lambda name: name in denied)
     gate = Gate()
@@ -626,7 +636,7 @@ def test_who_is_denied_while_connected_is_shut_out(
 def test_who_comes_together_is_told_together(
     fleet: Fleet, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.attendance_log, "_PAUSE_S", 1.0)
+    monkeypatch.setattr(flower_scheduling.server.transport.connection_log, "_PAUSE_S", 1.0)
     names = [f"dev-{i}" for i in range(7)]
     for name in names:
         fleet.run(name, wait=False)
@@ -866,7 +876,7 @@ def test_work_of_an_earlier_server_makes_busy_until_it_is_done(fleet: Fleet) -> 
 def test_replies_are_acknowledged_with_the_next_work_or_after_a_while(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.stream_grid, "_ACK_DELAY_S", 0.5)
+    monkeypatch.setattr(flower_scheduling.server.transport.grid, "_ACK_DELAY_S", 0.5)
     raw = fleet.raw("a")
     assert isinstance(raw.read(), wire.Welcome)
     answered: list[str] = []

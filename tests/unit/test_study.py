@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-import simulation.study as study
-from simulation.environment import Environment
-from simulation.study import Contender, StudyResult, drops, run_study
-from strategies import ConfigError, RoundContext, UnknownPolicyError
+import flower_scheduling.simulation.engine.study as study
+from flower_scheduling.simulation.engine.study import Contender, StudyResult, drops, run_study
+from flower_scheduling.simulation.environments.paper import Environment
+from flower_scheduling.strategies import ConfigError, RoundContext, UnknownPolicyError
 
 SMALL = {"num_selected": 2, "tau_max_s": 0.3, "num_rounds": 30, "num_seeds": 5, "seed": 3}
 

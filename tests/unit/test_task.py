@@ -10,10 +10,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch.nn import functional
 
-from client.arrays import decode_array, encode_array
-from client.errors import ClientConfigError
-from client.mnist import scale_pixels
-from client.task import (
+from flower_scheduling.client.learning.mnist import scale_pixels
+from flower_scheduling.client.learning.models import (
     MODELS,
     TrainingDivergedError,
     _train_module,
@@ -22,6 +20,8 @@ from client.task import (
     initial_arrays,
     train,
 )
+from flower_scheduling.client.wire.arrays import decode_array, encode_array
+from flower_scheduling.client.wire.errors import ClientConfigError
 
 OPTIONS = {"batch_size": 4, "learning_rate": 0.1, "local_steps": 3}
 
@@ -300,7 +300,7 @@ def test_evaluate_by_hand(labels):
 def test_evaluate_in_batches_changes_nothing(monkeypatch, images, labels, name):
     model = randomised(name)
     whole = evaluate(model, images, labels)
-    monkeypatch.setattr("client.task._EVALUATION_BATCH", 7)
+    monkeypatch.setattr("flower_scheduling.client.learning.models._EVALUATION_BATCH", 7)
     assert evaluate(model, images, labels) == pytest.approx(whole)
     assert evaluate(model, scale_pixels(images), labels) == pytest.approx(whole)
 

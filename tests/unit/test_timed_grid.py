@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.flower import TIMEOUT, UNDELIVERABLE, TimedExchange, TimedGrid
+from flower_scheduling.strategies.flower import TIMEOUT, UNDELIVERABLE, TimedExchange, TimedGrid
 
 SUPERLINK = 1
 

@@ -24,16 +24,23 @@ from flwr.app import Array, ArrayRecord
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
-from server import trackers
-from server.cli import main as server_main
-from server.history import RunHistory
-from server.round_metrics import METRICS, RoundMetrics, summary_metrics
-from server.run_directory import written_rounds
-from server.trackers import RoundPoint, RunEnd, TrackedRun, Tracker, TrackerError, Trackers
-from simulation.cli import main
-from simulation.config import SCENARIOS, SimulationConfig
-from simulation.runner import Simulation
-from strategies.flower import LOGGER, RoundRecord, failure_kind
+from flower_scheduling.server.cli.main import main as server_main
+from flower_scheduling.server.monitoring import trackers
+from flower_scheduling.server.monitoring.round_metrics import METRICS, RoundMetrics, summary_metrics
+from flower_scheduling.server.monitoring.trackers import (
+    RoundPoint,
+    RunEnd,
+    TrackedRun,
+    Tracker,
+    TrackerError,
+    Trackers,
+)
+from flower_scheduling.server.runs.directory import written_rounds
+from flower_scheduling.server.runs.totals import RunHistory
+from flower_scheduling.simulation.cli import main
+from flower_scheduling.simulation.engine.runner import Simulation
+from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
+from flower_scheduling.strategies.flower import LOGGER, RoundRecord, failure_kind
 
 PAGE = (Path(__file__).parents[2] / "docs/trackers.md").read_text(encoding="utf-8")
 # mlflow-skinny 3.17 uses a loader that SQLAlchemy 2.1 deprecates.
@@ -284,7 +291,7 @@ def test_what_cannot_be_used_is_one_line_before_any_work(
 ) -> None:
     absent = {"wandb", "mlflow"} if value.startswith("mlflow") else {"wandb"}
     monkeypatch.setattr(
-        "server.trackers.importlib.util.find_spec",
+        "flower_scheduling.server.monitoring.trackers.importlib.util.find_spec",
         lambda name: None if name in absent else SimpleNamespace(),
     )
     port = ["--address", "127.0.0.1:0"]

@@ -21,12 +21,17 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedMedian
 
-from client.protocol import COMPUTE_S, LINK_S, TIMING
-from simulation.config import SCENARIOS, SimulationConfig
-from simulation.environment import Environment
-from simulation.runner import Simulation, SimulationResult
-from simulation.virtual_grid import VirtualGrid
-from strategies.flower import TIMEOUT, UNDELIVERABLE, ScheduledStrategy, TimedExchange
+from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.simulation.engine.runner import Simulation, SimulationResult
+from flower_scheduling.simulation.engine.virtual_grid import VirtualGrid
+from flower_scheduling.simulation.environments.paper import Environment
+from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
+from flower_scheduling.strategies.flower import (
+    TIMEOUT,
+    UNDELIVERABLE,
+    ScheduledStrategy,
+    TimedExchange,
+)
 
 
 def echo_app(seen: list[Message] | None = None) -> ClientApp:

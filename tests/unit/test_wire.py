@@ -18,7 +18,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import wire
+from flower_scheduling.client.wire import frames as wire
 
 FRAMES: list[wire.Frame] = [
     wire.Hello("küche 7", "abc", ["m-1", "m-2"], available=False),
@@ -231,7 +231,8 @@ def test_options_let_a_dead_peer_show_within_15_s() -> None:
 
 def test_needs_nothing_but_the_standard_library() -> None:
     code = (
-        "import sys, client.wire; print([m for m in ('grpc', 'flwr', 'torch') if m in sys.modules])"
+        "import sys, flower_scheduling.client.wire.frames\n"
+        "print([m for m in ('grpc', 'flwr', 'torch') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "[]\n"

@@ -5,7 +5,7 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedProx
 
-from strategies.flower import ScheduledStrategy
+from flower_scheduling import ScheduledStrategy
 from wind.task import loss, measurements
 
 app = ServerApp()

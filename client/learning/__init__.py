@@ -1,0 +1,1 @@
+"""The learning task of our own app: models, data, partitions."""

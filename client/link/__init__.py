@@ -1,0 +1,1 @@
+"""Link and compute model of a client, and their emulation on a device."""

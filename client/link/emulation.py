@@ -1,0 +1,195 @@
+"""An emulated link and processor: a Flower client mod that waits as the models say.
+
+With it a fleet on one desk behaves like one behind fading radio links. It is told by the node
+configuration, so it works in our own client and on a stock SuperNode (``--node-config``) alike,
+and does nothing where nothing is configured.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, UserConfig
+from flwr.clientapp.typing import ClientAppCallable
+
+from ..wire.errors import ClientConfigError
+from ..wire.protocol import COMPUTE_S, CONFIG, LINK_S, SERVER_ROUND, TIMING
+from .model import LinkModel
+
+__all__ = ["EmulatedDevice", "emulation_mod"]
+
+MODEL_PAYLOAD = "model"
+"""Payload that stands for the real size of the arrays in a message."""
+PAPER_PAYLOAD_BITS = 5000.0
+"""Payload of the paper [bit]."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedDevice:
+    """What a node configuration says about the device that it stands for.
+
+    Attributes
+    ----------
+    name : str
+        The client's name, from which its random draws follow.
+    link : LinkModel or None
+        Law of its link; ``None``: no emulated link.
+    distance_m : float
+        Distance from the access point [m].
+    payload_bits : float or None
+        Size of a transfer [bit]; ``None``: the real size of the arrays.
+    compute_rate : tuple of two floats, or None
+        Smallest and largest rate of local updates [examples/s], drawn afresh for each round;
+        ``None``: as fast as this machine.
+    """
+
+    name: str
+    link: LinkModel | None
+    distance_m: float
+    payload_bits: float | None
+    compute_rate: tuple[float, float] | None
+
+    @classmethod
+    def from_node_config(cls, config: UserConfig) -> EmulatedDevice | None:
+        """Read the keys ``link``, ``distance-m``, ``bandwidth-hz``, ``payload-bits``, ``compute``.
+
+        Returns
+        -------
+        EmulatedDevice or None
+            ``None`` if neither a link nor a compute rate is configured.
+
+        Raises
+        ------
+        ClientConfigError
+            If a value is wrong, or a link lacks its distance.
+        """
+        kind, compute = str(config.get("link", "")), str(config.get("compute", ""))
+        if not kind:
+            for key in ("distance-m", "bandwidth-hz", "payload-bits"):
+                if key in config:
+                    raise ClientConfigError(f"{key} = {config[key]!r}: needs link = rayleigh")
+        if not kind and not compute:
+            return None
+        link = None
+        distance_m = 1.0
+        if kind:
+            if kind != "rayleigh":
+                raise ClientConfigError(f"link = {kind!r}: must be rayleigh, or left out")
+            if "distance-m" not in config:
+                raise ClientConfigError("link = 'rayleigh' needs distance-m, in metres")
+            distance_m = _positive("distance-m", config["distance-m"])
+            link = LinkModel(
+                bandwidth_hz=_positive("bandwidth-hz", config.get("bandwidth-hz", 15e3))
+            )
+        payload = config.get("payload-bits", PAPER_PAYLOAD_BITS)
+        return cls(
+            name=str(config.get("name", config.get("partition-id", ""))),
+            link=link,
+            distance_m=distance_m,
+            payload_bits=(None if payload == MODEL_PAYLOAD else _positive("payload-bits", payload)),
+            compute_rate=_rates(compute) if compute else None,
+        )
+
+    def rng(self, server_round: int) -> np.random.Generator:
+        """Return the round's random numbers: the same for the same name and round."""
+        digest = hashlib.sha256(self.name.encode()).digest()
+        return np.random.default_rng([int.from_bytes(digest[:8], "big"), server_round])
+
+    def link_s(self, rng: np.random.Generator, bits: float) -> float:
+        """Draw the time of one transfer of arrays of that size [s], 0 without link or arrays."""
+        if self.link is None or bits <= 0:
+            return 0.0
+        size = bits if self.payload_bits is None else self.payload_bits
+        return float(self.link.draw_transfer_s(rng, size, self.distance_m))
+
+    def compute_s(self, rng: np.random.Generator, num_examples: int) -> float:
+        """Draw the time of a local update over so many examples [s], 0 without a rate."""
+        if self.compute_rate is None:
+            return 0.0
+        return num_examples / float(rng.uniform(*self.compute_rate))
+
+
+def emulation_mod(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Message:
+    """Delay training and evaluation as the device's link and processor would.
+
+    Waits for the download, lets the ClientApp work, waits for what its work would have taken
+    longer on the emulated processor, then for the upload. The reply's timing record tells both.
+
+    Parameters
+    ----------
+    message, context, call_next
+        As for every Flower client mod.
+    sleep : callable
+        Waits for a number of seconds.
+    """
+    kind = message.metadata.message_type.partition(".")[0]
+    device = None
+    if kind in (MessageType.TRAIN, MessageType.EVALUATE):
+        device = _device(tuple(sorted(context.node_config.items())))
+    if device is None:
+        return call_next(message, context)
+    config = message.content.get(CONFIG)
+    server_round = config.get(SERVER_ROUND, 0) if isinstance(config, ConfigRecord) else 0
+    rng = device.rng(server_round if isinstance(server_round, int) else 0)
+
+    download_s = device.link_s(rng, _bits(message))
+    upload_fading = rng.spawn(1)[0]  # apart from how many numbers the computing draws
+    sleep(download_s)
+    started = time.perf_counter()
+    reply = call_next(message, context)
+    compute_s = time.perf_counter() - started
+    if kind == MessageType.TRAIN:
+        run = context.run_config
+        num_examples = int(run.get("batch-size", 1)) * int(run.get("local-steps", 1))
+        wanted_s = device.compute_s(rng, num_examples)
+        if wanted_s > compute_s:
+            sleep(wanted_s - compute_s)
+            compute_s = wanted_s
+    if not reply.has_content():
+        return reply
+    upload_s = device.link_s(upload_fading, _bits(reply))
+    sleep(upload_s)
+    reply.content[TIMING] = ConfigRecord({COMPUTE_S: compute_s, LINK_S: download_s + upload_s})
+    return reply
+
+
+@functools.lru_cache(maxsize=1024)
+def _device(node_config: tuple[tuple[str, str | int | float | bool], ...]) -> EmulatedDevice | None:
+    return EmulatedDevice.from_node_config(dict(node_config))
+
+
+def _bits(message: Message) -> float:
+    """Return the size of the arrays in a message [bit]."""
+    records = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
+    return 8.0 * sum(len(array.data) for record in records for array in record.values())
+
+
+def _positive(key: str, value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]  # what is no number is refused below
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0) or isinstance(value, bool):
+        raise ClientConfigError(f"{key} = {value!r}: must be a number above 0")
+    return number
+
+
+def _rates(text: str) -> tuple[float, float]:
+    """Parse ``40`` or ``20-60``, in examples per second."""
+    low, dash, high = text.partition("-")
+    rates = (_positive("compute", low), _positive("compute", high if dash else low))
+    if rates[0] > rates[1]:
+        raise ClientConfigError(f"compute = {text!r}: must be RATE or LOW-HIGH in examples/s")
+    return rates

@@ -1,0 +1,1 @@
+"""The protocol between server and client: frames, records, arrays, credentials."""

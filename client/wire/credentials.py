@@ -1,0 +1,177 @@
+"""TLS files: read them, and find out before the other end does what is wrong with them."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from .errors import CertificateTimeError, ClientConfigError
+
+__all__ = [
+    "channel_credentials",
+    "check_pair",
+    "client_files",
+    "common_name",
+    "days_left",
+    "expiry",
+    "load_certificate",
+    "load_key",
+    "server_credentials",
+]
+
+
+def channel_credentials(folder: Path, name: str) -> grpc.ChannelCredentials:
+    """Read a client's TLS files.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``ca.pem``, and ``NAME.pem`` with ``NAME.key`` beside it or in ``clients``.
+    name : str
+        The client's name.
+
+    Raises
+    ------
+    ClientConfigError, CertificateTimeError
+        If a file is missing, or the server would refuse the certificate.
+    """
+    ca, certificate, key = client_files(folder, name)
+    check_pair(ca, certificate, key, name=name)
+    return grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), certificate.read_bytes())
+
+
+def client_files(folder: Path, name: str) -> tuple[Path, Path, Path]:
+    """Return where a client's authority, certificate and key are."""
+    own = folder / "clients" if (folder / "clients" / f"{name}.pem").exists() else folder
+    return folder / "ca.pem", own / f"{name}.pem", own / f"{name}.key"
+
+
+def server_credentials(folder: Path) -> grpc.ServerCredentials:
+    """Read the server's TLS files, ``ca.pem``, ``server.pem`` and ``server.key``.
+
+    Clients must show a certificate of the same authority.
+
+    Raises
+    ------
+    ClientConfigError, CertificateTimeError
+        If a file is missing, or clients would refuse the certificate.
+    """
+    ca, certificate, key = folder / "ca.pem", folder / "server.pem", folder / "server.key"
+    check_pair(ca, certificate, key)
+    return grpc.ssl_server_credentials(
+        [(key.read_bytes(), certificate.read_bytes())], ca.read_bytes(), require_client_auth=True
+    )
+
+
+def check_pair(
+    ca: Path,
+    certificate: Path,
+    key: Path,
+    *,
+    name: str | None = None,
+    now: datetime.datetime | None = None,
+) -> None:
+    """Refuse certificate files that the other end would refuse, and say why.
+
+    Parameters
+    ----------
+    ca, certificate, key : Path
+        PEM files: the authority, one's own certificate, and its private key.
+    name : str, optional
+        What the certificate must be issued to.
+    now : datetime, optional
+        The time at which it must be valid; the present by default.
+
+    Raises
+    ------
+    ClientConfigError
+        If a file is missing or unreadable, the key is another certificate's, the authority is
+        another, or the certificate is issued to somebody else.
+    CertificateTimeError
+        If the certificate has expired or is not valid yet.
+    """
+    own, authority = load_certificate(certificate), load_certificate(ca)
+    if load_key(key).public_key() != own.public_key():
+        raise ClientConfigError(f"{key} is not the private key of {certificate}")
+    try:
+        own.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise ClientConfigError(f"{certificate} was not issued by {ca}") from None
+    if name is not None and common_name(own) != name:
+        raise ClientConfigError(
+            f"{certificate} is issued to {common_name(own)!r}: this client is {name!r}"
+        )
+    now = now or datetime.datetime.now(datetime.UTC)
+    if text := expiry(own, now):
+        raise CertificateTimeError(f"{certificate} {text}: renew it with flower-certs")
+    if now < own.not_valid_before_utc:
+        raise CertificateTimeError(
+            f"{certificate} is not valid before {own.not_valid_before_utc:%Y-%m-%d}:"
+            " is this machine's clock right?"
+        )
+
+
+def expiry(certificate: x509.Certificate, now: datetime.datetime | None = None) -> str:
+    """Return ``expired on DATE``, or nothing if a certificate has not expired."""
+    end = certificate.not_valid_after_utc
+    return f"expired on {end:%Y-%m-%d}" if _rest(certificate, now) < datetime.timedelta() else ""
+
+
+def days_left(certificate: x509.Certificate, now: datetime.datetime | None = None) -> int:
+    """Return for how many whole days a certificate is still valid."""
+    return math.floor(_rest(certificate, now) / datetime.timedelta(days=1))
+
+
+def _rest(certificate: x509.Certificate, now: datetime.datetime | None) -> datetime.timedelta:
+    return certificate.not_valid_after_utc - (now or datetime.datetime.now(datetime.UTC))
+
+
+def common_name(certificate: x509.Certificate) -> str:
+    """Return to whom a certificate is issued."""
+    values = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(values[0].value) if values else ""
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    """Read a PEM certificate.
+
+    Raises
+    ------
+    ClientConfigError
+        If there is none.
+    """
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ClientConfigError(f"certificate {path}: {error.strerror}") from None
+    except ValueError:
+        raise ClientConfigError(f"certificate {path} is not in PEM format") from None
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a PEM private key.
+
+    Raises
+    ------
+    ClientConfigError
+        If there is none, or not of the kind that flower-certs makes.
+    """
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ClientConfigError(f"private key {path}: {error.strerror}") from None
+    except (ValueError, TypeError):
+        raise ClientConfigError(
+            f"private key {path} is not in PEM format without password"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ClientConfigError(f"private key {path} is not an elliptic-curve key")
+    return key

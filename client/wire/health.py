@@ -1,0 +1,93 @@
+"""Ask a flower-server whether it serves, as container health checks do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from .errors import ClientConfigError
+
+__all__ = ["OwnFault", "check_health", "check_timeout", "no_answer", "tls_hint"]
+
+OwnFault: TypeAlias = Callable[[], str]
+"""Tells what is wrong with a certificate by now; nothing: an empty text."""
+
+
+def check_health(
+    channel: grpc.Channel, address: str, timeout_s: float, own_fault: OwnFault | None = None
+) -> None:
+    """Return if the server at the other end of a channel answers that it serves.
+
+    Parameters
+    ----------
+    channel : grpc.Channel
+        To the server.
+    address : str
+        Its ``host:port``, for what is said if it does not answer.
+    timeout_s : float
+        Longest wait for the answer [s].
+    own_fault : callable, optional
+        As for :func:`tls_hint`.
+
+    Raises
+    ------
+    ConnectionError
+        If it does not answer in time, or does not serve.
+    """
+    check_timeout(timeout_s)
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=timeout_s
+        )
+    except grpc.RpcError as error:
+        raise no_answer(address, error, own_fault) from None
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        raise ConnectionError(f"the server at {address} is not serving")
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Refuse a wait that is none.
+
+    Raises
+    ------
+    ClientConfigError
+        If it is not above 0.
+    """
+    if not timeout_s > 0:
+        raise ClientConfigError(f"timeout-s = {timeout_s}: must be above 0")
+
+
+def no_answer(
+    address: str, error: grpc.RpcError, own_fault: OwnFault | None = None
+) -> ConnectionError:
+    """Return what to raise when a server did not answer a question."""
+    reason = str(error.details() if isinstance(error, grpc.Call) else error)
+    hint = tls_hint(reason, own_fault)
+    return ConnectionError(f"no flower-server answers at {address}: {reason}{hint}")
+
+
+def tls_hint(reason: str, own_fault: OwnFault | None = None) -> str:
+    """Return what may be behind a connection that breaks before anything was said.
+
+    Parameters
+    ----------
+    reason : str
+        What gRPC says.
+    own_fault : callable, optional
+        Returns what is wrong with this end's certificate by now, or nothing; None without TLS.
+    """
+    words = reason.lower()
+    broken = "socket closed" in words or "connection reset" in words or "settings frame" in words
+    if own_fault is not None and (broken or "handshake" in words):
+        doubt = "is the server's certificate valid, and does it come from the same authority?"
+        if "certificate has expired" in words:  # our end says so, of theirs
+            doubt = "the server's: renew it with flower-certs, restart the server"
+        return f" ({own_fault() or doubt})"
+    if broken:
+        return " (does it want --tls, or is it no flower-server?)"
+    if "handshake" in words:
+        return " (does it speak without TLS, or is its certificate another authority's?)"
+    return ""

@@ -1,0 +1,44 @@
+"""Client scheduling for federated learning with Flower: the one name that all of it is imported by.
+
+``from flower_scheduling import ScheduledStrategy`` wraps a Flower strategy; the packages are
+``strategies`` (policies and the adapter), ``client``, ``server`` and ``simulation``.
+"""
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if not os.path.isdir(os.path.join(__path__[0], "client")):
+    # A checkout, or the bundle that ``flwr run`` makes of it: the packages lie beside this folder.
+    __path__.append(os.path.dirname(__path__[0]))
+
+if TYPE_CHECKING:
+    from .strategies import POLICIES, RoundContext, RoundOutcome, SchedulingPolicy, build_policy
+    from .strategies.flower import RoundRecord, ScheduledStrategy
+
+_HOME = {
+    "POLICIES": "strategies",
+    "RoundContext": "strategies",
+    "RoundOutcome": "strategies",
+    "RoundRecord": "strategies.flower",
+    "ScheduledStrategy": "strategies.flower",
+    "SchedulingPolicy": "strategies",
+    "build_policy": "strategies",
+}
+
+__all__ = [
+    "POLICIES",
+    "RoundContext",
+    "RoundOutcome",
+    "RoundRecord",
+    "ScheduledStrategy",
+    "SchedulingPolicy",
+    "build_policy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: Flower takes a second that policies need not."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

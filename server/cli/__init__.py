@@ -1,0 +1,1 @@
+"""The programs flower-server and ``flower-certs``."""

@@ -1,0 +1,199 @@
+"""``flower-server``: run federated learning for a fleet, from the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.logging import RichHandler
+
+from flower_scheduling.client.wire.frames import package_version
+from flower_scheduling.client.wire.health import check_health
+from flower_scheduling.strategies import ConfigError
+from flower_scheduling.strategies.base import did_you_mean
+from flower_scheduling.strategies.flower import LOGGER
+
+from ..monitoring.status import status_table
+from ..page.process import TOKEN_VARIABLE
+from ..runs.directory import default_run_dir
+from ..runs.resume import continued_settings, resumed_settings
+from ..runtimes.stream import FleetConfig, run_fleet
+from ..settings.run import idle_settings
+from .operator import operator_channel, read_status
+from .options import given_settings, resume_option, run_command, settings_options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    return run_command(cli, arguments, "flower-server")
+
+
+_WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-message-mb"}
+"""Settings that concern somebody else's ServerApp too."""
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "auto_envvar_prefix": "FLOWER_SERVER",
+    },
+)
+@click.version_option(package_version(), prog_name="flower-server", allow_from_autoenv=False)
+@settings_options(FleetConfig, lambda key, default: str(default))
+@resume_option
+@click.option(
+    "--continue",
+    "go_on",
+    is_flag=True,
+    envvar="FLOWER_SERVER_CONTINUE",
+    help="Go on with the run in --run-dir if there is one, else begin it.",
+)
+@click.pass_context
+def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: Any) -> None:
+    """Wait for flower-clients, schedule them, train, and leave the results in a run directory.
+
+    Every flag can come from the environment, --num-selected as FLOWER_SERVER_NUM_SELECTED.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    _refuse_unknown_variables(context)
+    given = given_settings(flags)
+    if go_on and not given.get("run-dir"):
+        raise ConfigError("continue", True, "given with --run-dir")
+    if resume is not None:
+        config = FleetConfig.from_mapping(resumed_settings(resume, given, FleetConfig))
+    else:
+        config = FleetConfig.from_mapping(given)
+        if go_on and (Path(config.run_dir) / "config.toml").exists():
+            resume = Path(config.run_dir)
+            config = FleetConfig.from_mapping(continued_settings(resume, config.to_mapping()))
+    if resume is not None and (config.app or config.runtime != "stream"):
+        raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
+    if config.app:
+        for name, value in flags.items():  # what the environment says may be meant for others
+            key = name.replace("_", "-")
+            source = context.get_parameter_source(name)
+            if key not in _WITH_APP and source is ParameterSource.COMMANDLINE:
+                allowed = "left out with --app: that app has settings of its own"
+                raise ConfigError(key, value, allowed)
+    if not config.run_dir and not config.app:
+        config = replace(config, run_dir=str(default_run_dir(config.strategy)))
+    console = Console(stderr=True)
+    handler = _handler(console)
+    LOGGER.handlers, LOGGER.propagate = [handler], False
+    LOGGER.setLevel(logging.INFO)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    for line in [] if config.app else idle_settings(given, [config.strategy]):
+        LOGGER.warning(line)
+    try:
+        if config.runtime == "superlink":
+            from ..runtimes.superlink import run_superlink
+
+            run_superlink(config)
+        else:
+            run_fleet(config, resume=resume is not None)
+    except KeyboardInterrupt:
+        console.print("stopped", highlight=False)
+    finally:
+        LOGGER.removeHandler(handler)
+    if config.run_dir and (summary := Path(config.run_dir) / "summary.json").exists():
+        numbers = json.loads(summary.read_text())
+        numbers.pop("arms")
+        console.print_json(json.dumps(numbers))
+        click.echo(config.run_dir)
+
+
+def _refuse_unknown_variables(context: click.Context) -> None:
+    """Refuse variables that no flag is meant by: a typing error would go unnoticed."""
+    prefix = "FLOWER_SERVER_"
+    known = {f"{prefix}{each.name.upper()}" for each in cli.params if each.name}
+    for command in cli.commands.values():
+        own = f"{prefix}{(command.name or '').upper()}_"
+        known |= {f"{own}{each.name.upper()}" for each in command.params if each.name}
+    known |= {f"{prefix}CONTINUE", TOKEN_VARIABLE}  # the first one's parameter has another name
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith(prefix) and os.environ[name]:
+            hint = did_you_mean(name, known)
+            raise ConfigError(name, os.environ[name], f"a flag's variable{hint}, or not set")
+
+
+def _handler(console: Console) -> logging.Handler:
+    """Log for people at a terminal; else whole lines, as journals and grep want them."""
+    if console.is_terminal:
+        return RichHandler(console=console, show_path=False, markup=False)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handler
+
+
+_address = click.option(
+    "--address",
+    envvar="FLOWER_SERVER_ADDRESS",
+    help="HOST:PORT.  [default: that of the server, 127.0.0.1:9092]",
+)
+_tls = click.option(
+    "--tls",
+    type=click.Path(path_type=Path),
+    envvar="FLOWER_SERVER_TLS",
+    help="Folder of the server's files.",
+)
+_timeout_s = click.option("--timeout-s", type=float, default=5.0, show_default=True)
+
+
+@cli.command()
+@_address
+@_tls
+@_timeout_s
+@click.pass_context
+def health(
+    context: click.Context, /, address: str | None, tls: Path | None, timeout_s: float
+) -> None:
+    """Exit with 0 if the server answers that it serves, else with 1."""
+    address, tls = _where(context, address, tls)
+    with operator_channel(address, tls) as channel:
+        check_health(channel, address, timeout_s)
+    click.echo("serving")
+
+
+@cli.command()
+@_address
+@_tls
+@_timeout_s
+@click.option("--json", "as_json", is_flag=True, help="All of it, for scripts.")
+@click.pass_context
+def status(
+    context: click.Context,
+    /,
+    address: str | None,
+    tls: Path | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Show who is connected, who is slow, who is owed rounds, and who fails."""
+    address, tls = _where(context, address, tls)
+    with operator_channel(address, tls) as channel:
+        answer = read_status(channel, address, timeout_s)
+    if as_json:
+        click.echo(json.dumps(answer))
+    else:
+        Console().print(status_table(answer))
+
+
+def _where(
+    context: click.Context, address: str | None, tls: Path | None
+) -> tuple[str, Path | None]:
+    """Return what was given behind the command, or else before it."""
+    before = context.parent.params if context.parent else {}
+    if tls is None and before.get("tls"):
+        tls = Path(before["tls"])
+    return address or before.get("address") or FleetConfig.address, tls

@@ -1,0 +1,90 @@
+"""What an operator asks a running server, from the machine that it runs on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.credentials import check_pair, load_certificate
+from flower_scheduling.client.wire.errors import ClientConfigError
+from flower_scheduling.client.wire.health import check_timeout, no_answer
+
+
+@contextmanager
+def operator_channel(address: str, tls: Path | None) -> Iterator[grpc.Channel]:
+    """Open a channel to a server with the server's own certificate.
+
+    Parameters
+    ----------
+    address : str
+        Where the server listens, ``host:port``; its certificate need not name this host.
+    tls : Path, optional
+        Folder of ``ca.pem``, ``server.pem`` and ``server.key``; without it the channel is in the
+        clear.
+
+    Raises
+    ------
+    ClientConfigError
+        If a file is missing, or the server would refuse the certificate.
+    """
+    # A channel of its own: gRPC would share the pauses between attempts with others.
+    options: list[tuple[str, str | int]] = [("grpc.use_local_subchannel_pool", 1)]
+    if tls is None:
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        ca, certificate, key = tls / "ca.pem", tls / "server.pem", tls / "server.key"
+        check_pair(ca, certificate, key)
+        extensions = load_certificate(certificate).extensions
+        try:
+            usages = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except x509.ExtensionNotFound:
+            usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])  # no limits
+        if ExtendedKeyUsageOID.CLIENT_AUTH not in usages:
+            raise ClientConfigError(
+                f"{certificate} is for serving alone: run flower-certs renew, restart the server"
+            )
+        if names := _names(extensions):
+            options.append(("grpc.ssl_target_name_override", names[0]))
+        channel = grpc.secure_channel(
+            address,
+            grpc.ssl_channel_credentials(
+                ca.read_bytes(), key.read_bytes(), certificate.read_bytes()
+            ),
+            options=options,
+        )
+    with channel:
+        yield channel
+
+
+def read_status(channel: grpc.Channel, address: str, timeout_s: float) -> dict[str, Any]:
+    """Ask a server for its state (:meth:`.RunStatus.snapshot`).
+
+    Raises
+    ------
+    ConnectionError
+        If it does not answer within ``timeout_s`` [s], or not to this caller.
+    """
+    check_timeout(timeout_s)
+    ask = channel.unary_unary(f"/{wire.SERVICE}/{wire.STATUS}")
+    try:
+        status: dict[str, Any] = json.loads(ask(b"", timeout=timeout_s))
+    except grpc.RpcError as error:
+        raise no_answer(address, error) from None
+    return status
+
+
+def _names(extensions: x509.Extensions) -> list[str]:
+    try:
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    return [*names.get_values_for_type(x509.DNSName), *addresses]

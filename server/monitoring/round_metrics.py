@@ -1,0 +1,168 @@
+"""A round as named numbers: the same names for every tracker."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+
+from flower_scheduling.strategies.flower import RoundRecord, failure_kind
+
+from ..runs.totals import Tallies
+
+METRICS: Final[Mapping[str, str]] = {
+    "round/time_s": "End of the round since the run began [s]",
+    "round/length_s": "Length of the round [s]",
+    "round/clients": "Clients known so far",
+    "round/available": "Clients that could have been selected",
+    "round/selected": "Clients that were",
+    "round/completed": "Of these, clients whose update came in time and was usable",
+    "round/failures": "Of these, clients that failed",
+    "round/stepped": "1 if the model changed, else 0",
+    "round/rtt_mean_s": "Mean round trip of the completed [s]",
+    "round/rtt_max_s": "Longest round trip of the completed [s]",
+    "round/compute_mean_s": "Mean local update, as clients tell [s]",
+    "round/link_mean_s": "Mean time on the emulated link, as clients tell [s]",
+    "round/slowest_arm": "Who was waited for longest, by index in `arms.json`",
+    "model/accuracy": "Test accuracy, where evaluated",
+    "model/loss": "Test loss, where evaluated",
+    "floors/worst_shortfall": "Largest floor minus share of rounds so far, 0 if all are met",
+    "floors/most_owed": "Longest virtual queue [rounds]",
+    "failures/<kind>": "Failures of this kind so far, from the first one on",
+    "client/<name>/rtt_s": "Round trip of a client that completed [s], in fleets of up to 50",
+    "summary/<key>": "The numbers of `summary.json`, at the end",
+}
+"""What is reported, and what it means."""
+MOST_CLIENTS: Final = 50
+"""In larger fleets clients have no series of their own."""
+_LONGEST_NAME: Final = 100
+_UNUSUAL: Final = re.compile(r"[^0-9A-Za-z_.: -]")
+
+Floats = Sequence[float] | None
+
+
+class RoundMetrics:
+    """Turn records into numbers; what is unknown or not finite is left out.
+
+    Parameters
+    ----------
+    floors, queues : callable
+        Return the floor and the virtual queue of each arm, or ``None``.
+    before : Tallies
+        The rounds of an earlier part of the run.
+    """
+
+    def __init__(
+        self, floors: Callable[[], Floats], queues: Callable[[], Floats], before: Tallies
+    ) -> None:
+        self._floors, self._queues = floors, queues
+        self._failures = sum((tally.failures for tally in before), Counter[str]())
+        self._selections = np.array([tally.selections for tally in before], dtype=np.int64)
+
+    def of_earlier(self) -> RoundMetrics:
+        """Return what turns records of an earlier part into the same numbers, from round 1 on.
+
+        Their floors are the present ones, where there were no fewer clients, and their queues
+        those that the records hold.
+        """
+        floors = self._floors()
+        return RoundMetrics(lambda: floors, lambda: None, Tallies())
+
+    def count(self, record: RoundRecord) -> None:
+        """Take note of a round whose numbers nobody wants."""
+        self._failures.update(failure_kind(reason) for reason in record.reason if reason)
+        if (missing := record.num_arms - len(self._selections)) > 0:
+            self._selections = np.pad(self._selections, (0, missing))
+        np.add.at(self._selections, record.selected, 1)
+
+    def __call__(self, record: RoundRecord) -> dict[str, float]:
+        """Return the numbers of a round; this or :meth:`count` once for each, in order."""
+        self.count(record)
+        waited_s = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
+        completed_s = {
+            arm: rtt
+            for arm, rtt, reason in zip(record.selected, record.rtt_s, record.reason, strict=True)
+            if reason is None
+        }
+        rtt_s = _known(completed_s.values())
+        found: dict[str, float | None] = {
+            "round/time_s": record.time_s,
+            "round/length_s": record.round_s,
+            "round/clients": record.num_arms,
+            "round/available": len(record.available),
+            "round/selected": len(record.selected),
+            "round/completed": record.completed.count(True),
+            "round/failures": record.completed.count(False),
+            "round/stepped": record.stepped,
+            "round/rtt_mean_s": fmean(rtt_s) if rtt_s else None,
+            "round/rtt_max_s": max(rtt_s, default=None),
+            "round/compute_mean_s": _mean(record.compute_s),
+            "round/link_mean_s": _mean(record.link_s),
+            "round/slowest_arm": (
+                record.selected[waited_s.index(max(waited_s))] if waited_s else None
+            ),
+            "model/accuracy": record.accuracy,
+            "model/loss": record.loss,
+            **self._owed(record),
+            **{f"failures/{kind}": count for kind, count in self._failures.items()},
+        }
+        if record.num_arms <= MOST_CLIENTS:
+            for arm, name in zip(record.selected, record.names, strict=True):
+                found[f"client/{_part(name, arm)}/rtt_s"] = completed_s.get(arm)
+        return finite(found)
+
+    def _owed(self, record: RoundRecord) -> dict[str, float | None]:
+        floors: Floats = self._floors()
+        queues = self._queues() if record.queue is None else record.queue
+        shortfall = None
+        if floors is not None and len(floors) <= record.num_arms:
+            shares = self._selections[: len(floors)] / record.round
+            shortfall = float(np.max(np.asarray(floors) - shares, initial=0.0))
+        return {
+            "floors/worst_shortfall": shortfall,
+            # In the precision of scores.bin: a round that is sent again has the same number.
+            "floors/most_owed": (
+                float(np.max(np.asarray(queues, dtype=np.float32)))
+                if queues is not None and len(queues)
+                else None
+            ),
+        }
+
+
+def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a run's summary."""
+    return finite({f"summary/{key}": value for key, value in summary.items()})
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return those values that are finite numbers, as floats."""
+    return {
+        key: float(value)
+        for key, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _known(values: Any) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = _known(values)
+    return fmean(known) if known else None
+
+
+def _part(name: str, arm: int) -> str:
+    """Return a client's name as part of a metric's: MLflow takes few characters and no dots alone.
+
+    A name that had to be changed gets its index, lest two become one.
+    """
+    part = _UNUSUAL.sub("_", name[:_LONGEST_NAME]).strip()
+    if part == name and part.strip("."):
+        return name
+    return f"{part.strip('.')}-{arm}"

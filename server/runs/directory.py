@@ -1,0 +1,489 @@
+"""The run directory: one format for simulation and deployment, written as the run goes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Self
+
+import filelock
+import numpy as np
+import safetensors.numpy
+import tomli_w
+from flwr.app import Array, ArrayRecord
+from safetensors import SafetensorError
+
+from flower_scheduling.strategies import ConfigError
+from flower_scheduling.strategies.flower import (LOGGER, Arm, RoundRecord)
+
+from .round_lines import (parse_round, read_line)
+from .scores import (ScoreLog, end_of, read_scores)
+
+SCHEMA: Final = 1
+"""Version of the lines in ``rounds.jsonl``."""
+TRUTH: Final = "truth.json"
+"""File with the clients' true expected times, where they are known: in simulations."""
+ROUNDS: Final = "rounds.jsonl"
+_OF_NO_RUN: Final = frozenset(
+    (".lock", ".config.toml.tmp", ".live.json.tmp", "live.json", "lost+found")
+)
+"""What may be in a folder in which no run has begun."""
+MAX_LISTED_ARMS: Final = 200
+"""Above this many arms the availability is not listed by arm."""
+
+
+def default_run_dir(what: str) -> Path:
+    """Return a new name below ``runs``: the time, what runs, and a token.
+
+    Two runs that start in the same second get two names.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{stamp}-{what}-{secrets.token_hex(2)}"
+
+
+def refuse_used(path: Path) -> None:
+    """Refuse a run directory in which there is something already.
+
+    An empty folder is as good as none, and so is one in which a run was killed before it noted
+    its settings.
+
+    Raises
+    ------
+    ConfigError
+        If there is something: results are never overwritten or mixed.
+    """
+    try:
+        names = {file.name for file in path.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        if not path.exists():
+            return  # but a folder above it is a file: who creates it will say so
+        names = {path.name}
+    except OSError as error:  # a name that is too long, for one
+        allowed = f"a folder that can be created ({error.strerror})"
+        raise ConfigError("run-dir", str(path), allowed) from None
+    if names - _OF_NO_RUN:
+        raise ConfigError("run-dir", str(path), "a folder that does not exist yet, or is empty")
+
+
+def write_whole(target: Path, data: str | bytes) -> None:
+    """Replace a file as a whole: a reader sees the old or the new one.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; it bears the file's name, and nothing is left behind.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(target)) from None
+
+
+def lock_run(path: Path) -> filelock.BaseFileLock:
+    """Claim a run directory for this process, until the lock is released or the process ends.
+
+    Raises
+    ------
+    ConfigError
+        If another process writes it.
+    OSError
+        If it cannot be written.
+    """
+    lock = filelock.FileLock(path / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise ConfigError("run-dir", str(path), "a run that no other process writes") from None
+    return lock
+
+
+def read_rounds(
+    path: Path, num_rounds: int, names: Sequence[str], *, queues_from: int | None = None
+) -> Iterator[RoundRecord]:
+    """Read the first rounds of a run directory, one at a time.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    num_rounds : int
+        How many.
+    names : sequence of str
+        What its arms are called, by index.
+    queues_from : int, optional
+        Round from which on to read the virtual queues too, where they were recorded.
+
+    Raises
+    ------
+    ConfigError
+        If it holds fewer, or others.
+    """
+    file = path / ROUNDS
+    found = 0
+    with suppress(FileNotFoundError), file.open("rb") as lines:
+        for line in islice(lines, num_rounds):
+            found += 1
+            try:
+                record = parse_round(line, found, names)
+            except ValueError as error:
+                raise _damaged(path, found, error) from None
+            if queues_from is not None and found >= queues_from:
+                scores = read_scores(path, json.loads(line))
+                if scores is not None and scores.owed is not None:
+                    record = replace(record, queue=scores.owed.astype(np.float64))
+            yield record
+    if found < num_rounds:
+        raise ConfigError("resume", str(path), f"a run with {num_rounds} rounds in {file.name}")
+
+
+def _damaged(path: Path, number: int, error: ValueError) -> ConfigError:
+    why = "" if isinstance(error, json.JSONDecodeError) else f" ({error})"
+    allowed = f"a run whose {ROUNDS} can be read: line {number} is damaged{why}"
+    return ConfigError("resume", str(path), allowed)
+
+
+def digest_rounds(path: Path, num_rounds: int) -> str:
+    """Return what :attr:`RunDirectory.digest` was after so many rounds."""
+    digest = hashlib.sha256()
+    with (path / ROUNDS).open("rb") as lines:
+        for line in islice(lines, num_rounds):
+            digest.update(line.rstrip(b"\n"))
+    return digest.hexdigest()
+
+
+def count_rounds(path: Path) -> int:
+    """Return how many rounds a run directory holds."""
+    try:
+        with (path / ROUNDS).open("rb") as lines:
+            return sum(line.endswith(b"\n") for line in lines)  # the last one may be torn
+    except FileNotFoundError:
+        return 0
+
+
+def written_rounds(path: Path) -> list[dict[str, Any]]:
+    """Return the rounds that a run directory holds, as they are written there.
+
+    Who reads while another process writes may see half of the last line: it is left out.
+    """
+    try:
+        data = (path / ROUNDS).read_bytes()
+    except FileNotFoundError:
+        return []
+    *lines, _half = data.split(b"\n")
+    return [json.loads(line) for line in lines]
+
+
+def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
+    """Read a model that a run directory holds.
+
+    Parameters
+    ----------
+    path : Path
+        A ``model.safetensors``.
+    like : ArrayRecord
+        A model of the kind that is expected.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or holds other arrays than expected.
+    """
+    try:
+        found = safetensors.numpy.load_file(path)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            "initial-model", str(path), f"a readable safetensors file ({reason})"
+        ) from None
+    want = {key: (array.shape, array.dtype) for key, array in like.items()}
+    have = {key: (array.shape, str(array.dtype)) for key, array in found.items()}
+    if have != want:
+        raise ConfigError("initial-model", str(path), f"a model with the arrays {want}")
+    return ArrayRecord({key: Array(found[key]) for key in like})
+
+
+class RunDirectory:
+    """Write a run's settings, rounds, arms, models and summary.
+
+    A reader sees files as a whole or not at all, and in ``rounds.jsonl`` whole lines but for the
+    last, which counts once its line feed is there.
+
+    Parameters
+    ----------
+    path : Path
+        Folder to create; it must not exist, or be empty.
+    config : mapping
+        Resolved settings, written to ``config.toml``.
+    disk_required : bool
+        Whether a round that cannot be written ends the run. Otherwise it is kept in memory, and
+        written when there is room again.
+
+    Raises
+    ------
+    ConfigError
+        If the folder is in use or cannot be created.
+    """
+
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], *, disk_required: bool = True
+    ) -> None:
+        refuse_used(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                "run-dir", str(path), f"a folder that can be created ({error.strerror})"
+            ) from None
+        self._open(path, config, disk_required=disk_required, new=True)
+        self._scores = ScoreLog(path)
+
+    @classmethod
+    def reopen(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        num_rounds: int,
+        *,
+        disk_required: bool = True,
+    ) -> Self:
+        """Go on with the directory of a run that was interrupted.
+
+        Parameters
+        ----------
+        path : Path
+            The folder.
+        config : mapping
+            Resolved settings, some of which may be new.
+        num_rounds : int
+            Rounds to keep: those after the checkpoint are cut from ``rounds.jsonl``.
+        disk_required : bool
+            As above.
+
+        Raises
+        ------
+        ConfigError
+            If another process writes it, or a round is damaged.
+        OSError
+            If it cannot be read or written.
+        """
+        directory = cls.__new__(cls)
+        directory._open(path, config, disk_required=disk_required)
+        end, length = 0, 0
+        with (path / ROUNDS).open("rb") as lines:
+            for number, text in enumerate(islice(lines, num_rounds), start=1):
+                try:
+                    line = read_line(text, number)
+                    if line.get("scores") and line["scores"]["at"] != end:
+                        raise ValueError("its scores do not follow those before")
+                except ValueError as error:
+                    directory.close()
+                    raise _damaged(path, number, error) from None
+                if line["accuracy"] is not None:
+                    directory._best_accuracy = max(directory._best_accuracy, line["accuracy"])
+                end = max(end, end_of(line))
+                length += len(text)
+                directory._digest.update(text.rstrip(b"\n"))
+        directory._rounds.truncate(length)
+        directory._size = length
+        if num_rounds and not text.endswith(b"\n"):  # lost, or the next round would share its line
+            directory._size += directory._rounds.write(b"\n")
+        directory._scores = ScoreLog(path, end)
+        if not (path / "model-best.safetensors").exists():
+            directory._best_accuracy = -1.0
+        return directory
+
+    def _open(
+        self, path: Path, config: Mapping[str, Any], *, disk_required: bool, new: bool = False
+    ) -> None:
+        self.path = path
+        self._disk_required = disk_required
+        self._lock = lock_run(path)
+        if new:
+            try:
+                refuse_used(path)  # another process may have been quicker
+            except ConfigError:
+                self._lock.release()
+                raise
+        self._write("config.toml", tomli_w.dumps(dict(config)))
+        # Unbuffered: what could not be written must not turn up later, half of it or twice.
+        self._rounds = (path / ROUNDS).open("ab", buffering=0)
+        self._size = os.fstat(self._rounds.fileno()).st_size
+        self._digest = hashlib.sha256()
+        self._unwritten: list[bytes] = []
+        self._troubles: set[str] = set()
+        self._log = _QuietFileHandler(path / "log.txt", encoding="utf-8")
+        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        LOGGER.addHandler(self._log)
+        self._begin = time.monotonic()
+        self._best_accuracy = -1.0
+        self._arms: list[dict[str, Any]] | None = None
+
+    def write_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Append one line to ``rounds.jsonl`` and keep the best model; a round hook."""
+        line: dict[str, Any] = {
+            "schema": SCHEMA,
+            "round": record.round,
+            "time_s": record.time_s,
+            "round_s": record.round_s,
+            "num_arms": record.num_arms,
+            "num_available": len(record.available),
+        }
+        if record.num_arms <= MAX_LISTED_ARMS:
+            line["available"] = record.available
+            line["absent"] = record.absent
+        line |= {
+            "selected": record.selected,
+            "rtt_s": record.rtt_s,
+            "completed": record.completed,
+            "reason": record.reason,
+            "compute_s": record.compute_s,
+            "link_s": record.link_s,
+            "stepped": record.stepped,
+            "no_step": record.no_step,
+            "accuracy": record.accuracy,
+            "loss": record.loss,
+            "scores": None,
+            "wall": {"time_s": round(time.monotonic() - self._begin, 6)},
+        }
+        with self.tolerating("scores of the clients"):
+            line["scores"] = self._scores.append(record)
+        text = json.dumps(line, separators=(",", ":"), allow_nan=False).encode()
+        self._digest.update(text)
+        self._unwritten.append(text + b"\n")
+        with self.tolerating("record of the rounds"):
+            self._write_rounds()
+        with self.tolerating("copy of the best model"):
+            if record.accuracy is not None and record.accuracy > self._best_accuracy:
+                self.write_model("best", arrays)
+                self._best_accuracy = record.accuracy
+
+    def note_arms(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
+        """Write ``arms.json``, if it has changed: index, name, examples and floor of each arm.
+
+        ``rounds.jsonl`` knows arms by index, so this file must be there whatever ends the run.
+        """
+        rows = [
+            {
+                "index": arm.index,
+                "name": arm.name,
+                "num_examples": arm.num_examples,
+                "floor": None if floors is None else floors[arm.index],
+            }
+            for arm in arms
+        ]
+        if rows != self._arms:
+            with self.tolerating("list of the arms"):
+                self._write("arms.json", json.dumps(rows, indent=1) + "\n")
+                self._arms = rows
+
+    def write_model(self, which: str, arrays: ArrayRecord) -> None:
+        """Write ``model.safetensors`` (``which="last"``) or ``model-best.safetensors``."""
+        name = "model.safetensors" if which == "last" else f"model-{which}.safetensors"
+        data = safetensors.numpy.save({key: array.numpy() for key, array in arrays.items()})
+        self._write(name, data)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``, and the rounds for which there was no room so far."""
+        self._write_rounds()
+        self._write("summary.json", json.dumps(dict(summary), indent=1) + "\n")
+
+    def sync(self) -> None:
+        """Bring the rounds to the disk: a checkpoint must not outlive them.
+
+        Raises
+        ------
+        OSError
+            If that cannot be done, or somebody has removed the file.
+        """
+        self._write_rounds()
+        with self._naming_rounds():
+            os.fsync(self._rounds.fileno())
+            ours, there = os.fstat(self._rounds.fileno()), os.stat(self.path / ROUNDS)
+            if not os.path.samestat(ours, there):
+                raise OSError(errno.ESTALE, "it is no longer the file that this run writes")
+
+    @contextmanager
+    def tolerating(self, what: str) -> Iterator[None]:
+        """Let faults of the disk pass, if that is wanted; they are told once, until it works."""
+        try:
+            yield
+        except OSError as error:
+            if self._disk_required:
+                raise
+            if what not in self._troubles:
+                text = "no %s: %s: %s; the run goes on"
+                LOGGER.warning(text, what, error.filename, error.strerror)
+            self._troubles.add(what)
+        else:
+            self._troubles.discard(what)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all rounds so far: a checkpoint belongs to those it was made after."""
+        return self._digest.hexdigest()
+
+    def count_rounds(self) -> int:
+        """Return how many rounds ``rounds.jsonl`` holds, or will when there is room."""
+        return count_rounds(self.path) + len(self._unwritten)
+
+    def close(self) -> None:
+        """Close the open files, and let others have the folder."""
+        LOGGER.removeHandler(self._log)
+        for file in (self._rounds, self._scores, self._log):
+            with suppress(OSError):  # a full disk: whoever wrote has said so
+                file.close()
+        self._lock.release()
+
+    def _write_rounds(self) -> None:
+        """Append the lines that wait, all of them or none."""
+        data, written = b"".join(self._unwritten), 0
+        end = os.fstat(self._rounds.fileno()).st_size
+        with self._naming_rounds():
+            if end != self._size:
+                raise OSError(errno.ESTALE, "somebody else has changed it")
+            try:
+                while written < len(data):
+                    written += self._rounds.write(data[written:])
+            except OSError:
+                with suppress(OSError):
+                    self._rounds.truncate(end)
+                raise
+        self._size += written
+        self._unwritten.clear()
+
+    @contextmanager
+    def _naming_rounds(self) -> Iterator[None]:
+        """Give the system's errors the name of the file that they are about."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path / ROUNDS)) from None
+
+    def _write(self, name: str, data: str | bytes) -> None:
+        write_whole(self.path / name, data)
+
+
+class _QuietFileHandler(logging.FileHandler):
+    """Leave out what cannot be written: the rounds have the same disk, and say so."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass

@@ -1,0 +1,181 @@
+"""A line of ``rounds.jsonl``, read with care: the file may have been edited, torn or copied."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+from flower_scheduling.strategies.flower import RoundRecord
+
+from .scores import (AVAILABLE, MAX_ARMS)
+
+_MOST_ARMS: Final = 10**7
+_MAX_ROWS: Final = 64  # of a round's scores
+_LARGEST: Final = 2**53
+"""Beyond it no offset and no time is."""
+
+
+def read_line(data: bytes, number: int) -> dict[str, Any]:
+    """Read a line, and check everything that a reader relies on.
+
+    Parameters
+    ----------
+    data : bytes
+        The line.
+    number : int
+        Round that it must be of.
+
+    Returns
+    -------
+    dict
+        As it was written.
+
+    Raises
+    ------
+    ValueError
+        If it is no such line; it says why.
+    """
+    try:
+        line = json.loads(data, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(line, dict):
+        raise ValueError("it is no object")
+    for key, is_good in _CHECKS.items():
+        if key not in line and key in _OPTIONAL:
+            continue
+        if key not in line or not is_good(line[key]):
+            raise ValueError(f"{key!r} is missing or wrong")
+    if not line["num_available"] <= line["num_arms"] <= _MOST_ARMS:
+        raise ValueError(f"it has {line['num_arms']} arms, {line['num_available']} available")
+    if line.get("scores") and line["num_arms"] > MAX_ARMS:
+        raise ValueError("it has scores of too many arms")
+    if line["round"] != number:
+        raise ValueError(f"it is of round {line['round']}")
+    count = len(line["selected"])
+    if any(len(line[key]) != count for key in _PER_SELECTED):
+        raise ValueError("its lists are not equally long")
+    if any(ok and rtt is None for ok, rtt in zip(line["completed"], line["rtt_s"], strict=True)):
+        raise ValueError("a client completed without a round-trip time")
+    arms = (*line["selected"], *line.get("available", ()), *line.get("absent", ()))
+    if max(arms, default=-1) >= line["num_arms"]:
+        raise ValueError(f"it has an arm beyond its {line['num_arms']}")
+    return line
+
+
+def parse_round(data: bytes, number: int, names: Sequence[str]) -> RoundRecord:
+    """Read a line as the record that was written.
+
+    Parameters
+    ----------
+    data : bytes
+        The line.
+    number : int
+        Round that it must be of.
+    names : sequence of str
+        What the arms are called, by index.
+
+    Raises
+    ------
+    ValueError
+        If it is no such line, or has arms without a name.
+    """
+    return record_of(read_line(data, number), names)
+
+
+def record_of(line: Mapping[str, Any], names: Sequence[str]) -> RoundRecord:
+    """Return the record of a line that :func:`read_line` has checked.
+
+    Raises
+    ------
+    ValueError
+        If an arm has no name.
+    """
+    selected = line["selected"]
+    if max(selected, default=-1) >= len(names):
+        raise ValueError("it has an arm without a name")
+    values = {f.name: line[f.name] for f in fields(RoundRecord) if f.name in line}
+    values.setdefault("available", list(range(line["num_available"])))
+    return RoundRecord(**values, names=[names[arm] for arm in selected])
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"it has a {constant}")
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _number(value: object) -> bool:
+    # Whole numbers of any length are JSON; a flag is none.
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= _LARGEST  # not where it is NaN
+    )
+
+
+def _metric(value: object) -> bool:
+    return (isinstance(value, float) and math.isfinite(value)) or _number(value)
+
+
+def _seconds(value: object) -> bool:
+    return isinstance(value, int | float) and _number(value) and value >= 0
+
+
+def _flag(value: object) -> bool:
+    return type(value) is bool
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _or_none(is_good: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_good(value)
+
+
+def _list_of(is_good: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_good, value))
+
+
+def _scores(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and _count(value.get("at"))
+        and _text(value.get("rule"))
+        and _text(value.get("unit"))
+        and _list_of(_text)(value.get("rows"))
+        and 0 < len(value["rows"]) <= _MAX_ROWS
+        and len(set(value["rows"])) == len(value["rows"])
+        and AVAILABLE in value["rows"]
+    )
+
+
+_PER_SELECTED: Final = ("rtt_s", "completed", "reason", "compute_s", "link_s")
+_CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
+    "round": _count,
+    "time_s": _seconds,
+    "round_s": _seconds,
+    "num_arms": _count,
+    "num_available": _count,
+    "available": _list_of(_count),
+    "absent": _list_of(_count),
+    "selected": _list_of(_count),
+    "rtt_s": _list_of(_or_none(_seconds)),
+    "completed": _list_of(_flag),
+    "reason": _list_of(_or_none(_text)),
+    "compute_s": _list_of(_or_none(_seconds)),
+    "link_s": _list_of(_or_none(_seconds)),
+    "stepped": _flag,
+    "no_step": _or_none(_text),
+    "accuracy": _or_none(_metric),
+    "loss": _or_none(_metric),
+    "scores": _or_none(_scores),
+}
+_OPTIONAL: Final = ("available", "absent", "no_step", "scores")
+"""Not listed above some number of arms, or not written by earlier versions."""

@@ -1,0 +1,178 @@
+"""Why each client was selected, round by round: ``scores.bin`` beside ``rounds.jsonl``.
+
+A round's block is a matrix of little-endian float32, a row per quantity and a column per arm; the
+round's line in ``rounds.jsonl`` says where it begins and what its rows are. Twelve to twenty-four
+bytes per arm and round; as text it would be several times that, and slower than the round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_scheduling.strategies import Explanation
+from flower_scheduling.strategies.flower import RoundRecord
+
+FILE: Final = "scores.bin"
+MAX_ARMS: Final = 10_000
+"""Above this many arms nothing is recorded: the file would outgrow everything else."""
+_DTYPE: Final = np.dtype("<f4")
+_NAN: Final = b"\xff" * _DTYPE.itemsize
+AVAILABLE, _TIE, _OWED = "available", "tie-break", "owed"
+"""Names of rows that are no parts of a score."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What was recorded of one selection.
+
+    Attributes
+    ----------
+    rule, unit : str
+        As in :class:`strategies.Explanation`.
+    available : (num_arms,) bool
+        Who could be selected.
+    parts : mapping of str to (num_arms,) float32
+        What the scores are made of.
+    tie_break : (num_arms,) float32 or None
+        What decided between equal scores.
+    owed : (num_arms,) float32 or None
+        Virtual queues after the round [rounds]; ``None`` for a policy without.
+    """
+
+    rule: str
+    unit: str
+    available: NDArray[np.bool_]
+    parts: Mapping[str, NDArray[np.float32]]
+    tie_break: NDArray[np.float32] | None
+    owed: NDArray[np.float32] | None
+
+
+class ScoreLog:
+    """Append scores to a file.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    end : int
+        Length of what is to be kept of it [bytes].
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+
+    def __init__(self, run_dir: Path, end: int = 0) -> None:
+        self.path = run_dir / FILE
+        self._file = self.path.open("ab", buffering=0)
+        self._end = end
+        size = os.fstat(self._file.fileno()).st_size // _DTYPE.itemsize * _DTYPE.itemsize
+        self._file.truncate(min(size, end))
+        # What a crash has lost must not be filled with what comes next.
+        self._write(_NAN * ((end - size) // _DTYPE.itemsize))
+
+    def append(self, record: RoundRecord) -> dict[str, Any] | None:
+        """Append the scores of a round.
+
+        Returns
+        -------
+        dict or None
+            What the round's line has to say of them; ``None`` where there are none.
+
+        Raises
+        ------
+        OSError
+            If there is no room; the file is as before.
+        """
+        explanation = record.explanation
+        if explanation is None or record.num_arms > MAX_ARMS:
+            return None
+        rows = _rows(explanation, record)
+        block = np.empty((len(rows), record.num_arms), dtype=_DTYPE)
+        for row, values in zip(block, rows.values(), strict=True):
+            row[...] = values
+        found = {
+            "at": self._end,
+            "rule": explanation.rule,
+            "unit": explanation.unit,
+            "rows": list(rows),
+        }
+        self._write(block.tobytes())
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        written, begin = 0, os.fstat(self._file.fileno()).st_size
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError as error:
+            self._file.truncate(begin)
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        self._end = begin + written
+
+
+def end_of(line: Mapping[str, Any]) -> int:
+    """Return where a round's block ends [bytes], by its line; 0 where it has none."""
+    found = line.get("scores")
+    if not found:
+        return 0
+    return int(found["at"]) + len(found["rows"]) * int(line["num_arms"]) * _DTYPE.itemsize
+
+
+def read_scores(run_dir: Path, line: Mapping[str, Any]) -> Scores | None:
+    """Read the scores of a round.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    line : mapping
+        The round's line in ``rounds.jsonl``.
+
+    Returns
+    -------
+    Scores or None
+        ``None`` where they were not recorded, or are lost.
+    """
+    found, num_arms = line.get("scores"), line["num_arms"]
+    if not found:
+        return None
+    shape = len(found["rows"]), num_arms
+    try:
+        with (run_dir / FILE).open("rb") as file:
+            file.seek(found["at"])
+            data = file.read(shape[0] * shape[1] * _DTYPE.itemsize)
+    except FileNotFoundError:
+        return None
+    if len(data) < shape[0] * shape[1] * _DTYPE.itemsize:
+        return None
+    matrix = np.frombuffer(data, dtype=_DTYPE).reshape(shape)
+    if np.isnan(matrix).any():
+        return None
+    rows = dict(zip(found["rows"], matrix, strict=True))
+    available = rows.pop(AVAILABLE)
+    tie_break, owed = rows.pop(_TIE, None), rows.pop(_OWED, None)
+    return Scores(found["rule"], found["unit"], available > 0, rows, tie_break, owed)
+
+
+def _rows(explanation: Explanation, record: RoundRecord) -> dict[str, Any]:
+    available = np.zeros(record.num_arms)
+    available[record.available] = 1.0
+    rows: dict[str, Any] = {AVAILABLE: available, **explanation.parts}
+    if explanation.tie_break is not None:
+        rows[_TIE] = explanation.tie_break
+    if record.queue is not None:
+        rows[_OWED] = record.queue
+    return rows

@@ -1,0 +1,1 @@
+"""What carries a run: our streams, or Flower's SuperLink."""

@@ -1,0 +1,296 @@
+"""``flower-server``'s settings and life: a stream grid, a ServerApp on it, a clean end."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+from flwr.app import Context, RecordDict, UserConfig
+from flwr.common.config import flatten_dict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import ServerApp
+
+from flower_scheduling.client.wire.credentials import server_credentials
+from flower_scheduling.strategies import ConfigError, GivenFloors, parse_floors
+from flower_scheduling.strategies.flower import LOGGER, RoundHook
+
+from ..app import check_settings, create_app
+from ..cli.options import stoppable
+from ..monitoring.alarms import AlarmLog
+from ..monitoring.console import RoundLog
+from ..monitoring.presence import PresenceWriter
+from ..monitoring.status import RunStatus
+from ..page.process import page_process
+from ..settings.run import ServerConfig
+from ..transport.grid import DEFAULT_MAX_CLIENTS, StreamGrid
+from ..transport.sockets import is_loopback
+
+
+@dataclass(frozen=True)
+class FleetConfig(ServerConfig):
+    """The settings of a run, and how clients reach it."""
+
+    address: str = field(
+        default="127.0.0.1:9092", metadata={"help": "Where to listen, HOST:PORT (port 0: any)."}
+    )
+    tls: str = field(default="", metadata={"help": "Folder of ca.pem, server.pem and server.key."})
+    insecure: bool = field(default=False, metadata={"help": "Listen beyond loopback without TLS."})
+    app: str = field(
+        default="", metadata={"help": "Another ServerApp, MODULE:ATTRIBUTE, on our streams."}
+    )
+    metrics: str = field(
+        default="", metadata={"help": "Where Prometheus finds /metrics, HOST:PORT (default: off)."}
+    )
+    page: str = field(
+        default="",
+        metadata={
+            "help": "Where a browser finds the page of the run, HOST:PORT, e.g. 127.0.0.1:8501 "
+            "(default: off)."
+        },
+    )
+    deny_list: str = field(
+        default="", metadata={"help": "File of client names that are refused, one a line."}
+    )
+    runtime: str = field(
+        default="stream",
+        metadata={"help": "stream: our own streams; superlink: Flower's SuperLink and SuperNodes."},
+    )
+    max_clients: int = field(
+        default=DEFAULT_MAX_CLIENTS, metadata={"help": "Names that are let in, at most."}
+    )
+    max_message_mb: int = field(default=512, metadata={"help": "Largest message [MiB]."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("runtime", self.runtime in ("stream", "superlink"), "stream or superlink")
+        self.require("max_clients", self.max_clients >= 1, "at least 1")
+        self.require("max_message_mb", self.max_message_mb >= 1, "at least 1")
+        self._require_address("address", secure=bool(self.tls))
+        if self.metrics:  # in the clear, and for whoever asks
+            self._require_address("metrics", secure=False)
+        if self.page:  # beyond loopback it wants a token
+            self._require_host_and_port("page")
+            self.require("page", not self.app, "left out with --app: that run has no directory")
+        self.require(
+            "fairness",
+            not isinstance(parse_floors(self.fairness), GivenFloors),
+            "a rule, or floors by name such as dev-1=0.6,dev-2=0.5: clients join in any order",
+        )
+
+    def _require_address(self, name: str, *, secure: bool) -> None:
+        host = self._require_host_and_port(name)
+        self.require(
+            name,
+            secure or self.insecure or is_loopback(host),
+            "on loopback, or with --insecure"
+            + (", or with --tls FOLDER" if name == "address" else ""),
+        )
+
+    def _require_host_and_port(self, name: str) -> str:
+        host, colon, port = str(getattr(self, name)).rpartition(":")
+        valid = bool(colon and host) and port.isdigit() and int(port) < 65536
+        self.require(name, valid, "HOST:PORT")
+        return host
+
+    def server_config(self) -> ServerConfig:
+        """Return the part that ServerApp and ClientApps see."""
+        return ServerConfig(**{f.name: getattr(self, f.name) for f in fields(ServerConfig)})
+
+
+def run_fleet(
+    config: FleetConfig, hooks: Sequence[RoundHook] = (), *, resume: bool = False
+) -> None:
+    """Listen, run the ServerApp once, tell the clients, stop.
+
+    SIGINT and SIGTERM abandon the round; what was learned so far is written. A second signal
+    ends the process at once.
+
+    Parameters
+    ----------
+    config : FleetConfig
+        Settings.
+    hooks : sequence of callable
+        Called after each round.
+    resume : bool
+        Whether to go on with the run in ``run-dir``.
+
+    Raises
+    ------
+    ConfigError, ClientConfigError
+        If a setting or a file is wrong, or the address cannot be had.
+    AppFailed
+        If the ServerApp raised, or no round changed the model.
+    KeyboardInterrupt
+        If stopped by a signal, after everything was written and the clients were told.
+    """
+    run_config: UserConfig = dict(config.server_config().to_mapping())
+    credentials: grpc.ServerCredentials | None = None
+    if config.tls:
+        credentials = server_credentials(Path(config.tls))
+    summaries: list[dict[str, Any]] = []
+    alarm_log = AlarmLog()
+    status = RunStatus(None if config.app else config.rounds, alarm_log)
+    if config.app:
+        server_app = load_server_app(config.app)
+        run_config = app_config(Path())
+    else:
+        check_settings(config.server_config(), resume=resume)  # before anybody can connect
+        server_app = create_app(
+            hooks=(RoundLog(), *hooks),
+            settings=config.to_mapping(),
+            resume=resume,
+            alarm_log=alarm_log,
+            on_strategy=status.watch,
+            on_summary=summaries.append,
+        )
+    grid = StreamGrid(
+        config.address,
+        run_config=run_config,
+        credentials=credentials,
+        is_denied=DenyList(config.deny_list),
+        status=status.snapshot,
+        max_clients=config.max_clients,
+        max_message_bytes=config.max_message_mb << 20,
+    )
+    context = Context(
+        run_id=1,
+        node_id=SUPERLINK_NODE_ID,
+        node_config={},
+        state=RecordDict(),
+        run_config=run_config,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(grid)
+        host = config.address.rpartition(":")[0]
+        LOGGER.info("listening on %s:%d%s", host, grid.port, "" if credentials else ", no TLS")
+        if config.metrics:
+            from ..monitoring.prometheus import metrics_server
+
+            metrics = stack.enter_context(
+                metrics_server(config.metrics, partial(status.snapshot, grid))
+            )
+            host = config.metrics.rpartition(":")[0]
+            LOGGER.info("metrics at http://%s:%d/metrics", host, metrics.port)
+        stack.enter_context(page_process(Path(config.run_dir), config.page))
+        if config.run_dir and not config.app:
+            presence = partial(status.presence, grid)
+            stack.enter_context(PresenceWriter(Path(config.run_dir), presence))
+        stack.enter_context(stoppable())
+        try:
+            server_app(grid, context)
+        except Exception as error:
+            if not config.app:
+                raise
+            LOGGER.error("the ServerApp failed", exc_info=error)  # whose code we do not know
+            raise AppFailed(f"{config.app} raised {type(error).__name__}: {error}") from None
+    if summaries and 0 < summaries[-1]["rounds"] == summaries[-1]["rounds_without_step"]:
+        raise AppFailed("no round has changed the model: see the reasons in the log")
+
+
+class AppFailed(ChildProcessError):
+    """The ServerApp failed; the text is one line."""
+
+
+class DenyList:
+    """Names that are refused; the file is read again whenever it has changed.
+
+    Parameters
+    ----------
+    path : str
+        File with one name a line; empty: nobody is denied.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read at the start.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._names: set[str] = set()
+        self._said = ""
+        self._version: tuple[int, int, int] | None = None
+        if path:
+            try:
+                self._read()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ConfigError("deny-list", path, f"a readable file ({reason})") from None
+
+    def __call__(self, name: str) -> bool:
+        """Tell whether a client must stay out."""
+        if self._path:
+            try:
+                self._read()
+            except (OSError, UnicodeDecodeError) as error:  # the names read last still count
+                reason = getattr(error, "strerror", None) or str(error)
+                if reason != self._said:
+                    LOGGER.warning("deny-list %s: %s", self._path, reason)
+                self._said = reason
+            else:
+                self._said = ""
+        return name in self._names
+
+    def _read(self) -> None:
+        found = Path(self._path).stat()
+        version = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if version == self._version:
+            return
+        lines = Path(self._path).read_text(encoding="utf-8").splitlines()
+        self._names = {line.strip() for line in lines if line.strip()}
+        self._version = version
+
+
+def app_config(folder: Path) -> UserConfig:
+    """Return the run configuration of the Flower app in a folder, as ``flwr run`` would.
+
+    Returns
+    -------
+    dict
+        ``[tool.flwr.app.config]`` of its ``pyproject.toml``, nested keys joined by dots; empty
+        where there is none.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or a value is no number, truth value or text.
+    """
+    file = folder / "pyproject.toml"
+    if not file.exists():
+        return {}
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        config = flatten_dict(found.get("tool", {}).get("flwr", {}).get("app", {}).get("config"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("app", str(file), f"a Flower app's settings ({error})") from None
+    return config
+
+
+def load_server_app(path: str) -> ServerApp:
+    """Return the ServerApp at ``module:attribute``; the current folder is searched first.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError("app", path, "MODULE:ATTRIBUTE")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("app", path, f"the name of a ServerApp ({error})") from None
+    if not isinstance(found, ServerApp):
+        raise ConfigError("app", path, f"a ServerApp, not a {type(found).__name__}")
+    return found

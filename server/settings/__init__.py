@@ -1,0 +1,1 @@
+"""Settings of a run: fields, flags and their checks."""

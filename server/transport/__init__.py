@@ -1,0 +1,1 @@
+"""Flower's Grid over gRPC streams, one for each client."""

@@ -1,0 +1,232 @@
+"""What the league computes: one piece of work per scenario and policy, all on the same draws."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from flower_scheduling.strategies import (
+    POLICIES,
+    Explanation,
+    RoundContext,
+    RoundOutcome,
+    SchedulingPolicy,
+    Selection,
+    build_policy,
+)
+from flower_scheduling.strategies.base import BoolArray, FloatArray
+from flower_scheduling.strategies.selection import top_arms
+
+from ..engine.study import SEEDS_PER_CHUNK, Contender, drop, run_chunk
+from ..environments.paper import Environment
+from ..jobs import Arrays, Piece
+from ..theory.optimum import best_stationary_policy, mean_slowest_of_law
+from .scenario import Scenario
+
+SEED: Final = 20
+REFERENCE: Final = "reference"
+"""Label of whoever knows everything."""
+FIRST_CHECK: Final = 1000
+"""Round from which on floors are to be met; the last one of shorter runs."""
+_CHECK_EVERY: Final = 250
+_TIMED_ROUNDS: Final = 200
+
+
+class KnowsEverything(SchedulingPolicy):
+    """Select the available arms with the smallest true means of the round that comes.
+
+    Without changes and with everybody there it is the paper's best super arm.
+
+    Parameters
+    ----------
+    environment : Environment
+        What it knows.
+    **parameters
+        Those of :class:`.SchedulingPolicy`.
+    """
+
+    name: ClassVar[str] = REFERENCE
+
+    def __init__(self, *, environment: Environment, **parameters: Any) -> None:
+        super().__init__(**parameters)
+        self._environment = environment
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        key = -self._means_s(context)
+        return top_arms((key,), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        return Explanation("smallest", "s", {"mean": self._means_s(selection.context).copy()})
+
+    def _means_s(self, context: RoundContext) -> FloatArray:
+        return self._environment.expected_time_s(self.tau_max_s, context.round)
+
+
+def entrants(scenario: Scenario) -> list[str]:
+    """Return the policies that take part: those that learn from times alone."""
+    return [
+        name
+        for name, spec in POLICIES.items()
+        if not spec.needs
+        and "expected_time_s" not in spec.parameters()
+        and (not scenario.floors or name == "random" or _takes_floors(name))
+    ]
+
+
+def pieces_of(scenario: Scenario, policies: list[str]) -> list[Piece]:
+    """Return the work that a scenario takes: that of the reference first."""
+    rows = min(scenario.seeds, SEEDS_PER_CHUNK)
+    each_s = scenario.rounds * (1e-4 + 3e-8 * rows * scenario.num_clients)
+    reference = partial(_floors_reference if scenario.floors else _reference, scenario)
+    return [
+        Piece(f"{scenario.name}-{REFERENCE}", reference, each_s),
+        *(
+            Piece(f"{scenario.name}-{name}", partial(_play, scenario, name), 2 * each_s)
+            for name in policies
+        ),
+    ]
+
+
+def _takes_floors(name: str) -> bool:
+    return "min_participation" in POLICIES[name].parameters()
+
+
+def _contender(scenario: Scenario, name: str) -> Contender:
+    floors = {"min_participation": list(scenario.floors)}
+    return Contender(name, floors if scenario.floors and _takes_floors(name) else {})
+
+
+def _run(scenario: Scenario, contender: Contender) -> Arrays:
+    first = min(FIRST_CHECK, scenario.rounds)
+    checkpoints = list(range(first, scenario.rounds + 1, _CHECK_EVERY))
+    parts = [
+        run_chunk(
+            {"": contender},
+            scenario.environment(),
+            chunk,
+            num_selected=scenario.num_selected,
+            tau_max_s=scenario.tau_max_s,
+            num_rounds=scenario.rounds,
+            num_seeds=scenario.seeds,
+            seed=SEED,
+            checkpoints=checkpoints,
+            true_means=False,
+        )[""]
+        for chunk in _chunks(scenario)
+    ]
+    found = {
+        "time_s": np.concatenate([part.total_time_s for part in parts]),
+        "failures": np.concatenate([part.failures for part in parts]),
+    }
+    if scenario.floors:
+        played = np.concatenate([part.play_count_at for part in parts])
+        share = played / np.array(checkpoints)[:, np.newaxis]
+        found["shortfall"] = (np.array(scenario.floors) - share).max(axis=(1, 2), initial=0.0)
+    return found
+
+
+def _play(scenario: Scenario, name: str) -> Arrays:
+    found = _run(scenario, _contender(scenario, name))
+    return {**found, "decision_s": np.array(_decision_s(scenario, name))}
+
+
+def _reference(scenario: Scenario) -> Arrays:
+    return _run(
+        scenario, Contender(KnowsEverything, from_environment=lambda env: {"environment": env})
+    )
+
+
+def _floors_reference(scenario: Scenario) -> Arrays:
+    """Return the optimum of the linear program with the laws of all times, for each seed."""
+    costs = []
+    for chunk in _chunks(scenario):
+        env = drop(scenario.environment(), chunk, scenario.seeds, SEED)
+        survival, weight_s = env.time_law(scenario.tau_max_s)
+        for row in range(survival.shape[1]):
+            cost = mean_slowest_of_law(survival[:, row], weight_s)
+            best = best_stationary_policy(
+                cost,
+                min_participation=scenario.floors,
+                num_selected=scenario.num_selected,
+                availability=scenario.availability,
+                num_samples=1 if (scenario.availability == 1.0).all() else None,
+            )
+            costs.append(best.cost_s)
+    return {"time_s": scenario.rounds * np.array(costs)}
+
+
+def _chunks(scenario: Scenario) -> range:
+    return range(-(-scenario.seeds // SEEDS_PER_CHUNK))
+
+
+def _decision_s(scenario: Scenario, name: str) -> float:
+    """Measure what one decision takes in a deployment, without a batch [s]."""
+    policy = build_policy(
+        name,
+        num_arms=scenario.num_clients,
+        num_selected=scenario.num_selected,
+        tau_max_s=scenario.tau_max_s,
+        rng=np.random.default_rng(SEED),
+        **_contender(scenario, name).params,
+    )
+    env = scenario.environment()(seed=SEED)
+    begin_s, drawing_s = time.perf_counter(), 0.0
+    for t in range(1, _TIMED_ROUNDS + 1):
+        draw_s = time.perf_counter()
+        draw = env.round(t)
+        time_s = draw.round_trip_time_s
+        context = RoundContext(t, draw.available, draw.member)
+        outcome = RoundOutcome(time_s, time_s <= scenario.tau_max_s)
+        drawing_s += time.perf_counter() - draw_s
+        policy.tell(policy.ask(context), outcome)
+    return (time.perf_counter() - begin_s - drawing_s) / _TIMED_ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one policy did in one scenario.
+
+    Attributes
+    ----------
+    scenario : Scenario
+        Where.
+    policy : str
+        Who.
+    time_s, reference_s : (num_seeds,) float64
+        Total time, its own and that of whoever knows everything [s].
+    shortfall : (num_seeds,) float64 or None
+        By how much the share of some client fell short of its floor at worst, from round 1000 on;
+        ``None`` without floors.
+    decision_s : float
+        What a decision takes [s].
+    """
+
+    scenario: Scenario
+    policy: str
+    time_s: Any
+    reference_s: Any
+    shortfall: Any
+    decision_s: float
+
+
+def standings(
+    scenarios: list[Scenario], policies: Mapping[str, list[str]], results: Mapping[str, Arrays]
+) -> list[Standing]:
+    """Return how everybody did, in the order of scenarios and policies."""
+    return [
+        Standing(
+            scenario,
+            name,
+            results[f"{scenario.name}-{name}"]["time_s"],
+            results[f"{scenario.name}-{REFERENCE}"]["time_s"],
+            results[f"{scenario.name}-{name}"].get("shortfall"),
+            float(results[f"{scenario.name}-{name}"]["decision_s"]),
+        )
+        for scenario in scenarios
+        for name in policies[scenario.name]
+    ]

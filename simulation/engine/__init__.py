@@ -1,0 +1,1 @@
+"""What plays rounds: the virtual grid, the batched trainer, studies, replays."""

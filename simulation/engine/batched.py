@@ -1,0 +1,460 @@
+"""Training curves without messages: the same rounds as a simulation, many times as fast.
+
+The paper's training figures compare policies over many seeds. Here the clients of a round are
+trained together in one numpy pass; policy, latencies, partition, minibatches and arithmetic are
+those of ``python -m simulation``, so that a run gives the same selections, times and weights. The
+test images are measured for several rounds at once, in another order of additions: an accuracy may
+differ by the odd image whose two largest logits agree to six digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flower_scheduling.client.learning.mnist import MnistData, load_mnist, scale_pixels
+from flower_scheduling.client.learning.models import (
+    NUM_CLASSES,
+    NUM_PIXELS,
+    create_model,
+    draw_minibatches,
+    evaluate,
+    minibatch_rng,
+    train_logistic,
+)
+from flower_scheduling.client.learning.partitions import build_partition
+from flower_scheduling.server.app import policy_parameters
+from flower_scheduling.server.runs.directory import load_model
+from flower_scheduling.strategies import (
+    POLICIES,
+    RoundContext,
+    RoundOutcome,
+    SchedulingPolicy,
+    build_policy,
+    parse_floors,
+)
+from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
+from flower_scheduling.strategies.flower.replies import LARGEST_VALUE
+
+from ..settings import SimulationConfig
+from .runner import Simulation
+
+__all__ = ["BatchedHook", "TrainingCurve", "compare_batched", "run_batched"]
+
+WeightArray: TypeAlias = NDArray[np.float32]
+
+BatchedHook: TypeAlias = Callable[[int, BoolArray, BoolArray, float], None]
+"""Called after each round with its number, who was selected and who delivered in time, both
+(num_clients,) bool, and the virtual time since the start [s]."""
+
+_SUPPORTED: Final[Mapping[str, object]] = {
+    "model": "logistic",
+    "aggregation": "fedavg",
+    "aggregation_option": "",
+    "client_eval_every": 0,
+    "max_update_norm": 0.0,
+    "joins": "",
+    "wait_s": 0.0,
+    "run_dir": "",
+}
+"""Settings of which only one value is understood here."""
+
+_LONGEST_ROUND_S: Final = 3600.0
+"""What ``ScheduledStrategy.start`` limits a round to, however large the deadline [s]."""
+_NUM_WEIGHTS: Final = NUM_CLASSES * NUM_PIXELS
+_NUM_VALUES: Final = _NUM_WEIGHTS + NUM_CLASSES
+_MODELS_PER_EVALUATION: Final = 16
+"""The matrix product for 16 models takes five times that for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCurve:
+    """What one run leaves behind.
+
+    Attributes
+    ----------
+    config : SimulationConfig
+        Resolved settings.
+    rounds : (num_evaluations,) int64
+        Rounds after which the model was evaluated; the last one is the run's last.
+    time_s : (num_evaluations,) float64
+        Virtual time since the start at their end [s].
+    accuracy : (num_evaluations,) float64, in [0, 1]
+        Fraction of the test images that were recognised.
+    loss : (num_evaluations,) float64
+        Mean cross-entropy of the test images; not finite where the model has diverged.
+    selections, failures : (num_clients,) int64
+        How often each client was selected, and how often it then delivered nothing in time.
+    weights : dict of str to float32 array
+        The final model by ``state_dict`` key.
+    """
+
+    config: SimulationConfig
+    rounds: IntArray
+    time_s: FloatArray
+    accuracy: FloatArray
+    loss: FloatArray
+    selections: IntArray
+    failures: IntArray
+    weights: dict[str, WeightArray]
+
+
+def run_batched(
+    config: SimulationConfig,
+    hook: BatchedHook | None = None,
+    *,
+    policy: SchedulingPolicy | None = None,
+) -> TrainingCurve:
+    """Run one simulation of logistic regression under FedAvg.
+
+    Parameters
+    ----------
+    config : SimulationConfig
+        Settings, as for ``python -m simulation``. Other models and aggregations, evaluation on
+        clients, late joiners, waiting and run directories are not supported.
+    hook : callable, optional
+        Called after each round, see :data:`BatchedHook`.
+    policy : SchedulingPolicy, optional
+        What schedules, instead of the policy that the settings name.
+
+    Returns
+    -------
+    TrainingCurve
+
+    Raises
+    ------
+    ConfigError, UnknownPolicyError, ClientConfigError
+        If a setting is not supported here, or does not fit the others or the data.
+    MnistUnavailableError
+        If the data cannot be had.
+
+    Notes
+    -----
+    ``local-accuracy`` measures all data of every selected client in every round, which takes as
+    long here as in a simulation: some 100 rounds per second instead of thousands.
+    """
+    for name, value in _SUPPORTED.items():
+        allowed = f"{value if value != '' else 'empty'} in batched training"
+        config.require(name, getattr(config, name) == value, allowed)
+    Simulation(config)  # refuses what a simulation would refuse
+    return _Run(config, hook, policy).play()
+
+
+def compare_batched(
+    config: SimulationConfig, policies: Sequence[str], seeds: Sequence[int]
+) -> dict[str, list[TrainingCurve]]:
+    """Run several policies over several seeds; those of one seed see the same draws.
+
+    Parameters
+    ----------
+    config : SimulationConfig
+        Settings of all runs, see :func:`run_batched`; its policy and seed do not matter.
+    policies : sequence of str
+        Their names.
+    seeds : sequence of int, >= 0
+        One run of each policy per seed.
+
+    Returns
+    -------
+    dict of str to list of TrainingCurve
+        By policy, in the order given; its curves in the order of the seeds.
+
+    Raises
+    ------
+    ConfigError, UnknownPolicyError, ClientConfigError, MnistUnavailableError
+        As :func:`run_batched`.
+    """
+    runs = {  # all of them first: a wrong name is refused before anything has run
+        policy: [replace(config, strategy=policy, seed=seed) for seed in seeds]
+        for policy in policies
+    }
+    return {policy: [run_batched(run) for run in runs[policy]] for policy in runs}
+
+
+class _Run:
+    """The state of one run.
+
+    A model is one row of 7850 numbers, weights before biases, so that one operation averages it.
+    """
+
+    def __init__(
+        self,
+        config: SimulationConfig,
+        hook: BatchedHook | None,
+        policy: SchedulingPolicy | None,
+    ) -> None:
+        data = load_mnist(config.data_dir or None)
+        model = create_model(config.model, config.seed)
+        if config.initial_model:
+            model.load(load_model(Path(config.initial_model), like=model.arrays()))
+        self._config = config
+        self._hook = hook
+        self._model: WeightArray = np.concatenate(
+            [model.views["weight"].ravel(), model.views["bias"]]
+        )
+        self._updates: WeightArray = np.empty((config.num_selected, _NUM_VALUES), dtype=np.float32)
+        self._fleet = _Fleet(config, data)
+        self._examination = _Examination(data)
+        self._environment = config.environment(8 * self._model.nbytes)
+        self._policy = _build_policy(config) if policy is None else policy
+        self._reports = POLICIES[config.strategy].reports
+        self._met: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
+        self._deadline_s = min(config.tau_max_s, _LONGEST_ROUND_S)
+        self._busy_until_s: FloatArray = np.zeros(config.num_clients)
+        self._time_s = 0.0
+        self._failures: IntArray = np.zeros(config.num_clients, dtype=np.int64)
+
+    def play(self) -> TrainingCurve:
+        """Play all rounds, or until the target is reached."""
+        config, examination = self._config, self._examination
+        target = config.target_accuracy
+        for t in range(1, config.rounds + 1):
+            self._play_round(t)
+            if t == config.rounds or t % config.eval_every == 0:
+                examination.add(t, self._time_s, self._model)
+                # Whether to stop must be known now; else several models are measured at once.
+                if target > 0 and examination.accuracies()[-1] >= target:
+                    break
+        weight, bias = _split(self._model[np.newaxis])
+        return TrainingCurve(
+            config=config,
+            rounds=np.array(examination.rounds),
+            time_s=np.array(examination.times_s),
+            accuracy=np.array(examination.accuracies()),
+            loss=np.array(examination.losses()),
+            selections=self._policy.play_count.copy(),
+            failures=self._failures,
+            weights={"weight": weight[0], "bias": bias[0]},
+        )
+
+    def _play_round(self, t: int) -> None:
+        """Select, train, learn; as ``ScheduledStrategy`` on a ``VirtualGrid`` does."""
+        draw = self._environment.round(t)
+        available = draw.available & (self._busy_until_s <= self._time_s)
+        self._meet(available)
+        selection = self._policy.ask(RoundContext(t, available))
+        arms = selection.positions
+
+        # Summed as there: another order of additions changes the last digit.
+        time_s = draw.compute_s + (draw.download_s + draw.upload_s)
+        completed = (time_s < self._deadline_s) & ~draw.failed
+        on_time = completed.take(arms)
+        begin_s = self._time_s
+        if not on_time.all():
+            self._time_s += self._deadline_s
+            if self._config.late_policy == "busy":
+                late = arms[~on_time & ~draw.failed.take(arms)]
+                self._busy_until_s[late] = begin_s + time_s[late]
+        elif arms.size:
+            self._time_s += float(time_s.take(arms).max())
+
+        delivered = arms[on_time]
+        reported = {name: np.full(available.shape, np.nan) for name in self._reports}
+        if "local_accuracy" in reported:
+            reported["local_accuracy"] = self._fleet.local_accuracies(self._model, delivered)
+        if delivered.size:
+            loss, usable = self._step(t, delivered)
+            if "loss" in reported:
+                reported["loss"][delivered] = loss
+            useless = delivered[~usable]
+            completed[useless] = False
+            for values in reported.values():
+                values[useless] = np.nan
+        self._policy.tell(selection, RoundOutcome(time_s, completed, reported))
+        self._failures[arms] += ~completed.take(arms)
+        if self._hook is not None:
+            self._hook(t, selection.mask, selection.mask & completed, self._time_s)
+
+    def _meet(self, available: BoolArray) -> None:
+        """Learn the size of clients seen for the first time; floors count others as average."""
+        if not (available & ~self._met).any():
+            return
+        self._met |= available
+        policy = self._policy
+        if hasattr(policy, "min_participation"):
+            sizes = self._fleet.sizes
+            known = np.where(self._met, sizes, sizes[self._met].mean())
+            rule = parse_floors(self._config.fairness)
+            policy.min_participation = rule.floors(known, self._config.num_selected)
+
+    def _step(self, t: int, arms: IntArray) -> tuple[FloatArray, BoolArray]:
+        """Train these clients and average what is usable of it.
+
+        Parameters
+        ----------
+        t : int, >= 1
+            Round number.
+        arms : (n,) int64, n >= 1
+            The clients.
+
+        Returns
+        -------
+        loss : (n,) float64
+            Mean minibatch loss of each client.
+        usable : (n,) bool
+            False for clients whose model has diverged, which the average leaves out.
+        """
+        fleet = self._fleet
+        updates = self._updates[: arms.size]
+        updates[...] = self._model
+        weight, bias = _split(updates)
+        loss = train_logistic(
+            weight,
+            bias,
+            fleet.pixels,
+            fleet.labels,
+            fleet.minibatches(t, arms),
+            self._config.learning_rate,
+        )
+        largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
+        usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
+        if not usable.all():
+            arms, updates = arms[usable], updates[usable]
+        if arms.size:
+            sizes = fleet.sizes[arms]
+            updates *= (sizes / sizes.sum()).astype(np.float32)[:, np.newaxis]
+            self._model = updates.sum(axis=0)  # one after the other, as FedAvg does
+        return loss, usable
+
+
+class _Fleet:
+    """The clients' data.
+
+    Attributes
+    ----------
+    pixels : (60000, 784) uint8, in [0, 255]
+        All training images.
+    labels : (60000,) int64, in [0, 9]
+        Their labels.
+    sizes : (num_clients,) int64, >= 1
+        Number of examples of each client, s_k.
+    """
+
+    def __init__(self, config: SimulationConfig, data: MnistData) -> None:
+        self.pixels: NDArray[np.uint8] = data.train_images.numpy().reshape(-1, NUM_PIXELS)
+        self.labels: IntArray = data.train_labels.numpy()
+        self._config = config
+        self._parts = build_partition(
+            config.partitioner, self.labels, config.num_clients, config.seed
+        )
+        self.sizes: IntArray = np.array([len(part) for part in self._parts])
+        if "local_accuracy" in POLICIES[config.strategy].reports:
+            self._model = create_model(config.model, config.seed)
+            indices = [torch.from_numpy(part) for part in self._parts]
+            self._local_data = [(data.train_images[i], data.train_labels[i]) for i in indices]
+
+    def minibatches(self, t: int, arms: IntArray) -> IntArray:
+        """Draw what these clients train on in a round, (local_steps, len(arms), batch_size)."""
+        steps, size = self._config.local_steps, self._config.batch_size
+        batches: IntArray = np.empty((steps, arms.size, size), dtype=np.int64)
+        for place, arm in enumerate(arms.tolist()):
+            part = self._parts[arm]
+            rng = minibatch_rng(self._config.seed, arm, t)
+            batches[:, place] = part[
+                draw_minibatches(rng, len(part), local_steps=steps, batch_size=size)
+            ]
+        return batches
+
+    def local_accuracies(self, model: WeightArray, arms: IntArray) -> FloatArray:
+        """Measure a model on the data of these clients, as a ClientApp does before it trains.
+
+        Parameters
+        ----------
+        model : (7850,) float32
+            Weights and biases.
+        arms : (n,) int64
+            The clients.
+
+        Returns
+        -------
+        (num_clients,) float64, in [0, 1]
+            NaN for the other clients.
+        """
+        weight, bias = _split(model[np.newaxis])
+        self._model.views["weight"][...] = weight[0]
+        self._model.views["bias"][...] = bias[0]
+        accuracies: FloatArray = np.full(len(self._parts), np.nan)
+        for arm in arms.tolist():
+            _, accuracies[arm] = evaluate(self._model, *self._local_data[arm])
+        return accuracies
+
+
+class _Examination:
+    """The models that were to be evaluated, and how well they recognise the test images.
+
+    Attributes
+    ----------
+    rounds : list of int
+        Rounds of the models.
+    times_s : list of float
+        Virtual time at their end [s].
+    """
+
+    def __init__(self, data: MnistData) -> None:
+        self.rounds: list[int] = []
+        self.times_s: list[float] = []
+        self._pixels: WeightArray = scale_pixels(data.test_images).numpy().reshape(-1, NUM_PIXELS)
+        self._labels: IntArray = data.test_labels.numpy()
+        self._waiting: list[WeightArray] = []
+        self._accuracies: list[float] = []
+        self._losses: list[float] = []
+
+    def add(self, t: int, time_s: float, model: WeightArray) -> None:
+        """Take the model of a round, (7850,) float32, which must not change afterwards."""
+        self.rounds.append(t)
+        self.times_s.append(time_s)
+        self._waiting.append(model)
+        if len(self._waiting) == _MODELS_PER_EVALUATION:
+            self._measure()
+
+    def accuracies(self) -> list[float]:
+        """Return the fraction recognised by each model."""
+        self._measure()
+        return self._accuracies
+
+    def losses(self) -> list[float]:
+        """Return the mean cross-entropy of each model."""
+        self._measure()
+        return self._losses
+
+    def _measure(self) -> None:
+        if not self._waiting:
+            return
+        weight, bias = _split(np.stack(self._waiting))
+        self._waiting.clear()
+        images = np.arange(len(self._labels))
+        with np.errstate(all="ignore"):  # a diverged model has no finite loss, and no other fault
+            logits = (weight.reshape(-1, NUM_PIXELS) @ self._pixels.T).reshape(
+                *bias.shape, -1
+            )  # (models, 10, images)
+            logits += bias[:, :, np.newaxis]
+            correct = np.count_nonzero(logits.argmax(axis=1) == self._labels, axis=1)
+            logits -= logits.max(axis=1, keepdims=True)  # keeps exp in range
+            of_label = logits[:, self._labels, images]
+            loss = (np.log(np.exp(logits).sum(axis=1)) - of_label).mean(axis=1, dtype=np.float64)
+        self._accuracies += (correct / len(images)).tolist()
+        self._losses += loss.tolist()
+
+
+def _build_policy(config: SimulationConfig) -> SchedulingPolicy:
+    """Build the policy as the ServerApp does."""
+    return build_policy(
+        config.strategy,
+        num_arms=config.num_clients,
+        num_selected=config.num_selected,
+        tau_max_s=config.tau_max_s,
+        rng=np.random.default_rng(config.seed),
+        **policy_parameters(config),
+    )
+
+
+def _split(models: WeightArray) -> tuple[WeightArray, WeightArray]:
+    """Return views of weights (n, 10, 784) and biases (n, 10) of models (n, 7850)."""
+    weight = models[:, :_NUM_WEIGHTS].reshape(-1, NUM_CLASSES, NUM_PIXELS)
+    return weight, models[:, _NUM_WEIGHTS:]

@@ -1,0 +1,164 @@
+"""Run one simulation: real ServerApp, real ClientApps, real data, virtual time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, RecordDict
+
+from flower_scheduling.client.learning.partitions import build_partition
+from flower_scheduling.server.app import build_strategy, create_app
+from flower_scheduling.server.runs.directory import TRUTH, load_model, read_rounds, write_whole
+from flower_scheduling.server.runs.resume import has_model
+from flower_scheduling.strategies import POLICIES, ConfigError, check_feasibility, parse_floors
+from flower_scheduling.strategies.flower import RoundHook, RoundRecord
+
+from ..settings import SimulationConfig
+from .virtual_grid import VirtualGrid
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a simulation leaves behind.
+
+    Attributes
+    ----------
+    config : SimulationConfig
+        Resolved settings.
+    summary : dict
+        The run in numbers, as in ``summary.json``.
+    records : list of RoundRecord
+        The rounds.
+    """
+
+    config: SimulationConfig
+    summary: dict[str, Any]
+    records: list[RoundRecord]
+
+
+class Simulation:
+    """A simulation that is ready to run: settings checked, data loaded and distributed.
+
+    Parameters
+    ----------
+    config : SimulationConfig
+        Settings.
+
+    Raises
+    ------
+    ConfigError, UnknownPolicyError, ClientConfigError
+        If a setting does not fit the others or the data.
+    MnistUnavailableError
+        If the data cannot be had.
+    """
+
+    def __init__(self, config: SimulationConfig) -> None:
+        # Imported here: torch takes seconds that help texts and wrong flags can do without.
+        import torch
+
+        from flower_scheduling.client.learning.mnist import load_mnist
+        from flower_scheduling.client.learning.models import initial_arrays
+
+        build_strategy(config)  # refuses bad settings before any work is done
+        torch.set_num_threads(1)  # small batches: threads cost more than they bring
+        # Flower logs several lines a round, which costs as much time as the round itself.
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        self.config = config
+        labels = load_mnist(config.data_dir or None).train_labels.numpy()
+        partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
+        self._refuse_infeasible_floors([len(indices) for indices in partition])
+        arrays = initial_arrays(config.model, config.seed)
+        # Refused here, before anything is written.
+        if config.initial_model and not has_model(config):
+            load_model(Path(config.initial_model), like=arrays)
+        model_bits = 8 * sum(array.numpy().nbytes for array in arrays.values())
+        self._environment = config.environment(model_bits)
+
+    def run(self, hooks: Sequence[RoundHook] = (), *, resume: bool = False) -> SimulationResult:
+        """Run all rounds; an interrupt leaves the run directory complete up to it.
+
+        Parameters
+        ----------
+        hooks : sequence of callable
+            Called after each round.
+        resume : bool
+            Whether to go on with the run in ``run-dir``, whose last checkpoint decides where.
+        """
+        from flower_scheduling.client.app import create_client_app
+
+        config = self.config
+        # Flower samples nodes and draws noise from the global generators.
+        random.seed(config.seed)
+        np.random.seed(config.seed % 2**32)  # noqa: NPY002
+        run_config = config.server_config().to_mapping()
+        grid = VirtualGrid(
+            create_client_app(),  # without link emulation: the grid knows the times
+            self._environment,
+            [
+                {
+                    "partition-id": arm,
+                    "num-partitions": config.num_clients,
+                    "name": f"client-{arm + 1}",
+                }
+                for arm in range(config.num_clients)
+            ],
+            run_config,
+            late=config.late_policy,
+        )
+        records: list[RoundRecord] = []
+        summaries: list[dict[str, Any]] = []
+        server_app = create_app(
+            hooks=(lambda record, arrays: records.append(record), *hooks),
+            settings=config.to_mapping(),
+            availability=float(config.per_client("availability").mean()),
+            resume=resume,
+            on_strategy=lambda strategy, history: self._write_truth(),
+            on_summary=summaries.append,
+        )
+        context = Context(
+            run_id=grid.run.run_id,
+            node_id=0,
+            node_config={},
+            state=RecordDict(),
+            run_config=run_config,
+        )
+        server_app(grid, context)
+        summary = summaries[-1]
+        if resume:  # with what was before
+            names = [arm["name"] for arm in summary["arms"]]
+            records = list(read_rounds(Path(config.run_dir), summary["rounds"], names))
+        return SimulationResult(config, summary, records)
+
+    def _write_truth(self) -> None:
+        """Leave the clients' expected times in the run directory: a page shows regret by them."""
+        if not self.config.run_dir:
+            return
+        environment, tau_max_s = self._environment, self.config.tau_max_s
+        names = [f"client-{number + 1}" for number in range(self.config.num_clients)]
+        truth = []
+        for t in environment.regimes:
+            expected_s = environment.expected_time_s(tau_max_s, t).tolist()
+            # By name: arms are numbered in the order of joining.
+            by_name = dict(zip(names, expected_s, strict=True))
+            truth.append({"since_round": t, "expected_time_s": by_name})
+        write_whole(Path(self.config.run_dir) / TRUTH, json.dumps(truth) + "\n")
+
+    def _refuse_infeasible_floors(self, num_examples: list[int]) -> None:
+        config = self.config
+        if "min_participation" not in POLICIES[config.strategy].parameters():
+            return
+        floors = parse_floors(config.fairness).floors(num_examples, config.num_selected)
+        feasibility = check_feasibility(
+            floors, config.num_selected, config.per_client("availability")
+        )
+        if not feasibility.feasible:
+            names = [f"client-{arm + 1}" for arm in range(config.num_clients)]
+            allowed = f"floors that can be kept: {feasibility.message(names)}"
+            raise ConfigError("fairness", config.fairness, allowed)

@@ -1,0 +1,276 @@
+"""A Flower grid in one process and virtual time: real apps, no waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    RecordDict,
+    UserConfig,
+)
+from flwr.app.message.message import make_message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from numpy.typing import NDArray
+
+from flower_scheduling.client.wire.arrays import fast_record
+from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.strategies.flower import TIMEOUT, UNDELIVERABLE, Exchange, OwnGrid
+
+from ..environments.paper import Environment
+
+_RUN_ID = 1
+_FIRST_NODE_ID = 1000  # clear of the SuperLink's own id
+
+
+class VirtualGrid(OwnGrid):
+    """Carry messages to ClientApps in this process; a round trip takes what the model says.
+
+    Time is virtual: an exchange costs what the clients compute, not what it would take to wait.
+    Training takes download, local update and upload of the environment's draw for that round,
+    evaluation takes download and local update, a query takes no time. An answer that would come
+    after the deadline is not computed.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        The app that every client runs.
+    environment : Environment
+        Who is available and how long each arm takes, by round; without batch axes.
+    node_configs : sequence of dict
+        Node configuration of each client (``partition-id`` and the like), one per arm.
+    run_config : dict
+        Run configuration that the ClientApps see.
+    late : {"abandon", "busy"}
+        What a client does that misses the deadline: gives up (the paper), or goes on and is
+        busy until its answer would have come.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        environment: Environment,
+        node_configs: Sequence[Mapping[str, str | int | float | bool]],
+        run_config: UserConfig,
+        *,
+        late: Literal["abandon", "busy"] = "abandon",
+    ) -> None:
+        self._client_app = client_app
+        self._environment = environment
+        self._late = late
+        super().__init__(_RUN_ID)
+        self._contexts = {
+            _FIRST_NODE_ID + arm: Context(
+                run_id=_RUN_ID,
+                node_id=_FIRST_NODE_ID + arm,
+                node_config=dict(node_config),
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for arm, node_config in enumerate(node_configs)
+        }
+        self._now_s = 0.0
+        self._num_messages = 0
+        self._busy_until: dict[int, float] = {}
+        self._mailbox: dict[str, tuple[float, Message]] = {}  # message id -> arrival, reply
+        # The model of this exchange as it was sent, and ready for clients to copy.
+        self._sent: ArrayRecord | None = None
+        self._fast = ArrayRecord()
+        self.begin_round(1)
+        self._take_identity()
+
+    # -- timing protocol ----------------------------------------------------------------------
+
+    def begin_round(self, server_round: int) -> None:
+        """Draw who is available in this round and how long everybody would take."""
+        draw = self._environment.round(server_round)
+        everybody = list(self._contexts)
+        joined = [True] * len(everybody) if draw.member is None else draw.member.tolist()
+        self._joined = list(compress(everybody, joined))
+        self._opted_out = set(compress(everybody, (~draw.available).tolist()))
+        self._failed = set(compress(everybody, draw.failed.tolist()))
+        self._download_s = draw.download_s.tolist()
+        self._compute_s = draw.compute_s.tolist()
+        self._upload_s = draw.upload_s.tolist()
+
+    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
+        """Let the clients answer; virtual time moves on to the last answer or the deadline."""
+        start_s = self._now_s
+        self._sent = None
+        exchanges = [self._one_exchange(message, timeout_s) for message in messages]
+        on_time = all(e.reply is not None or e.failure == UNDELIVERABLE for e in exchanges)
+        last_s = max((e.rtt_s for e in exchanges if e.rtt_s is not None), default=0.0)
+        self._now_s = start_s + (last_s if on_time else timeout_s)
+        return exchanges
+
+    def busy(self) -> set[int]:
+        """Return the nodes that go on with a round whose deadline they missed."""
+        self._busy_until = {n: t for n, t in self._busy_until.items() if t > self._now_s}
+        return set(self._busy_until)
+
+    def opted_out(self) -> set[int]:
+        """Return the nodes that are connected but not available in this round."""
+        return set(self._opted_out)
+
+    def on_leave(self) -> set[int]:
+        """Return the empty set: in the paper who is unavailable is owed rounds all the same."""
+        return set()
+
+    def now(self) -> float:
+        """Return virtual time [s]."""
+        return self._now_s
+
+    def wait(self, seconds: float) -> None:
+        """Let virtual time pass until a busy client is free; within a round nobody else comes."""
+        free_s = min((t for t in self._busy_until.values() if t > self._now_s), default=math.inf)
+        self._now_s = min(self._now_s + seconds, free_s)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next round depends on: time, who is busy, what the apps remember."""
+        return {
+            "now_s": self._now_s,
+            "busy_until": {str(node): until_s for node, until_s in self._busy_until.items()},
+            "num_messages": self._num_messages,
+            "contexts": {
+                str(node): _bytes_of(context.state)
+                for node, context in self._contexts.items()
+                if len(context.state)
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` left off."""
+        self._now_s = state["now_s"]
+        self._busy_until = {int(node): until_s for node, until_s in state["busy_until"].items()}
+        self._num_messages = state["num_messages"]
+        for node, data in state["contexts"].items():
+            proto = ProtoRecordDict.FromString(data.tobytes())
+            self._contexts[int(node)].state = recorddict_from_proto(proto)
+
+    # -- Flower's grid ------------------------------------------------------------------------
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the clients that have joined."""
+        return list(self._joined)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the clients that have joined."""
+        return [
+            NodeInfo(node_id=node, name=str(self._contexts[node].node_config.get("name", "")))
+            for node in self._joined
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Let the clients work; their replies can be pulled once virtual time has come so far."""
+        message_ids = []
+        self._sent = None
+        for message in messages:
+            exchange = self._one_exchange(message, message.metadata.ttl)
+            message_id = message.metadata.message_id
+            message_ids.append(message_id)
+            reply = exchange.reply or _error(message, str(exchange.failure))
+            rtt_s = message.metadata.ttl if exchange.rtt_s is None else exchange.rtt_s
+            self._mailbox[message_id] = (self._now_s + rtt_s, reply)
+        return message_ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the next replies; virtual time moves on to the first of them."""
+        waiting = [i for i in message_ids if i in self._mailbox]
+        if not waiting:
+            return []
+        self._now_s = max(self._now_s, min(self._mailbox[i][0] for i in waiting))
+        ready = [i for i in waiting if self._mailbox[i][0] <= self._now_s]
+        return [self._mailbox.pop(i)[1] for i in ready]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Let the clients answer within ``timeout``; undeliverable messages give error replies."""
+        messages = list(messages)
+        limit = max((m.metadata.ttl for m in messages), default=0.0)
+        exchanges = self.exchange(messages, limit if timeout is None else min(timeout, limit))
+        replies = []
+        for message, exchange in zip(messages, exchanges, strict=True):
+            if exchange.reply is not None:
+                replies.append(exchange.reply)
+            elif exchange.failure == UNDELIVERABLE:
+                replies.append(_error(message, UNDELIVERABLE))
+        return replies
+
+    # -- one client ---------------------------------------------------------------------------
+
+    def _one_exchange(self, message: Message, timeout_s: float) -> Exchange:
+        node_id = message.metadata.dst_node_id
+        self._num_messages += 1
+        message.metadata.__dict__["_message_id"] = f"message-{self._num_messages}"
+        context = self._contexts.get(node_id)
+        if context is None or node_id not in self._joined:
+            return Exchange(node_id, None, None, UNDELIVERABLE)
+        compute_s, link_s = self._time_of(message, node_id - _FIRST_NODE_ID)
+        rtt_s = compute_s + link_s
+        if node_id in self._failed and rtt_s > 0:  # not a query, which costs nothing
+            return Exchange(node_id, None, None, TIMEOUT)
+        if rtt_s >= timeout_s:
+            if self._late == "busy":
+                self._busy_until[node_id] = self._now_s + rtt_s
+            return Exchange(node_id, None, None, TIMEOUT)
+        request = make_message(message.metadata, self._own_content(message.content))
+        try:
+            reply = self._client_app(request, context)
+        except Exception as error:  # as a SuperNode does: the client fails, not the run
+            reason = f"{type(error).__name__}: {error}"
+            return Exchange(node_id, _error(message, reason), rtt_s)
+        reply.metadata.__dict__["_message_id"] = f"reply-{self._num_messages}"
+        if reply.has_content():
+            for name, record in list(reply.content.items()):
+                if isinstance(record, ArrayRecord):
+                    reply.content[name] = fast_record(record)
+            reply.content[TIMING] = ConfigRecord({COMPUTE_S: compute_s, LINK_S: link_s})
+        return Exchange(node_id, reply, rtt_s)
+
+    def _own_content(self, content: RecordDict) -> RecordDict:
+        """Give a client records of its own: Flower sends all clients the same ones."""
+        own = RecordDict()
+        for name, record in content.items():
+            if isinstance(record, ArrayRecord):
+                if record is not self._sent:
+                    self._sent, self._fast = record, fast_record(record)
+                own[name] = self._fast.copy()
+            else:
+                own[name] = record.copy()
+        return own
+
+    def _time_of(self, message: Message, arm: int) -> tuple[float, float]:
+        """Return virtual compute and link seconds of one message."""
+        kind = message.metadata.message_type.partition(".")[0]
+        if kind == MessageType.TRAIN:
+            return self._compute_s[arm], self._download_s[arm] + self._upload_s[arm]
+        if kind == MessageType.EVALUATE:
+            return self._compute_s[arm], self._download_s[arm]
+        return 0.0, 0.0
+
+
+def _bytes_of(record: RecordDict) -> NDArray[np.uint8]:
+    return np.frombuffer(recorddict_to_proto(record).SerializeToString(), dtype=np.uint8)
+
+
+def _error(message: Message, reason: str) -> Message:
+    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+    reply = Message(error, reply_to=message)
+    reply.metadata.__dict__["_message_id"] = f"error-{message.metadata.message_id}"
+    return reply

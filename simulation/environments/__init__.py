@@ -1,0 +1,1 @@
+"""Availability and times of clients: drawn or recorded."""

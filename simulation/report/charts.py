@@ -1,0 +1,519 @@
+"""The figures of a report, as SVG that takes the colours of the page it is on."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from flower_scheduling.strategies.base import FloatArray
+
+from ..wording import percent, plain, seconds
+from .run_statistics import PARTS, ClientStory, Story
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INK: Final = "#010203"
+"""Stands for the page's text colour until the figure is written."""
+_GREY: Final = "#808080"
+_MAIN: Final = "#4a8fd9"
+_SECOND: Final = "#d9822b"
+_PART_COLOURS: Final = ("#4a8fd9", "#d9822b", "#3f9f6b")
+_STYLE: Final = (
+    b"<style>svg{color:#1c1c1c}@media (prefers-color-scheme:dark){svg{color:#e6e4e0}}</style>"
+)
+_WIDTH: Final = 5.4
+_HEIGHT: Final = 3.0
+_MAX_POINTS: Final = 1000
+_EACH_ROUND: Final = 300
+"""Up to so many rounds each one is drawn."""
+_STRETCHES: Final = 150
+_STRETCH_ROUNDS: Final = 10
+"""Longer runs are drawn in so many stretches, of so many rounds at least."""
+_SPREAD_OUT: Final = 8.0
+"""Above this ratio of longest to median the lengths of rounds are drawn on a logarithmic scale."""
+_NEGLIGIBLE: Final = 0.001
+_MAX_BARS: Final = 25
+_MAX_ROWS: Final = 40
+_FEWEST_ROWS: Final = 7
+"""A heat map is as high as so many rows, for the scale beside it."""
+_LONGEST_NAME: Final = 22
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One pair of axes.
+
+    Attributes
+    ----------
+    svg : bytes
+        The image.
+    alt : str
+        What it shows, for who does not see it.
+    """
+
+    svg: bytes
+    alt: str
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """Pictures under one heading.
+
+    Attributes
+    ----------
+    name : str
+        Its anchor.
+    title, caption : str
+        What it shows and how to read it.
+    pictures : list of Picture
+        Side by side, or one below the other where there is no room; none: the caption says why.
+    """
+
+    name: str
+    title: str
+    caption: str
+    pictures: list[Picture]
+
+
+def draw_all(story: Story, *, tau_max_s: float, target: float | None) -> list[ReportFigure]:
+    """Draw all figures of a run, in the order of the report.
+
+    Parameters
+    ----------
+    story : Story
+        What happened.
+    tau_max_s : float
+        Deadline [s].
+    target : float, optional
+        Accuracy that was aimed at.
+    """
+    return [
+        _accuracy(story, target),
+        _lengths(story, tau_max_s),
+        _stragglers(story),
+        _shares(story),
+        _heat(story),
+        _round_trips(story, tau_max_s),
+    ]
+
+
+# --- what each shows ------------------------------------------------------------------------------
+
+
+def _accuracy(story: Story, target: float | None) -> ReportFigure:
+    title = "Accuracy, against rounds and against time"
+    if not story.evaluations:
+        return ReportFigure("accuracy", title, "The model was not evaluated.", [])
+    shown = _thinned(story.evaluations)
+    rounds, times_s, accuracy = (np.array(column) for column in zip(*shown, strict=True))
+    last = story.evaluations[-1]
+    aim = "" if target is None else f" Dotted: the target of {percent(target)}."
+    alt = f"{percent(accuracy[0])} at first, {percent(last[2])} in round {last[0]}"
+
+    def draw(x: FloatArray, label: str) -> Callable[[Axes], None]:
+        def onto(axes: Axes) -> None:
+            axes.plot(x, accuracy, color=_MAIN, marker="." if len(x) < 50 else None)
+            if target is not None:
+                axes.axhline(target, color=_INK, linewidth=1, linestyle=":")
+            axes.set_xlabel(label)
+            axes.set_ylabel("test accuracy")
+
+        return onto
+
+    return ReportFigure(
+        "accuracy",
+        title,
+        f"Test accuracy of the model on the server, {len(story.evaluations):,} evaluations.{aim}",
+        [
+            _picture(draw(rounds, "round"), f"Test accuracy by round: {alt}."),
+            _picture(
+                draw(times_s, "time since the start [s]"),
+                f"Test accuracy by time: {alt}, after {seconds(last[1])}.",
+            ),
+        ],
+    )
+
+
+def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
+    round_s = story.round_s
+    numbers = np.arange(1, len(round_s) + 1)
+    middle, longest = float(np.median(round_s)), float(round_s.max())
+    every = len(round_s) <= _EACH_ROUND
+    stretches = min(_STRETCHES, max(1, len(round_s) // _STRETCH_ROUNDS))
+    edges = np.linspace(0, len(round_s), stretches + 1).round().astype(int)
+    near = longest > 0.3 * tau_max_s
+    spread_out = longest > _SPREAD_OUT * middle > 0.0
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import LogLocator, NullLocator
+
+        if every:
+            axes.plot(numbers, round_s, ".", markersize=4, color=_MAIN, label="round")
+            width = max(1, min(25, len(round_s) // 4)) | 1
+            axes.plot(numbers, _running_median(round_s, width), color=_SECOND, label="median")
+        else:
+            parts = [round_s[a:b] for a, b in pairwise(edges)]
+            where = (edges[:-1] + edges[1:] + 1) / 2
+            medians, most = ([f(part) for part in parts] for f in (np.median, np.max))
+            axes.plot(where, most, color=_SECOND, linewidth=1, label="longest")
+            axes.plot(where, medians, color=_MAIN, label="median")
+        if near:
+            axes.axhline(tau_max_s, color=_INK, linewidth=1, linestyle=":", label="deadline")
+        if spread_out:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_locator(NullLocator())
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel("round")
+        axes.set_ylabel("length [s]")
+
+    how = (
+        "One point a round, and the median of its neighbours."
+        if every
+        else f"Median and longest of some {len(round_s) // stretches} rounds each."
+    )
+    deadline = f"the deadline of {seconds(tau_max_s)}"
+    return ReportFigure(
+        "lengths",
+        "How long the rounds took",
+        f"{how} {'Dotted: ' if near else 'Far above what is drawn: '}{deadline}.",
+        [
+            _picture(
+                draw,
+                f"Length of the rounds: half of them within {seconds(middle)}, the longest "
+                f"{seconds(longest)}, against {deadline}.",
+                legend=True,
+            )
+        ],
+    )
+
+
+def _stragglers(story: Story) -> ReportFigure:
+    title = "Time lost to stragglers"
+    worst = sorted(story.clients, key=lambda client: (-client.lost_s, -client.slowest))
+    worst = [client for client in worst if client.slowest][:_MAX_BARS]
+    if not story.compared:
+        return ReportFigure("stragglers", title, "No round had two clients to compare.", [])
+    total_s = float(story.round_s.sum())
+    several = sum(client.slowest > 0 for client in story.clients)
+    which = (
+        f"The {len(worst)} of {several} clients that cost most. " if several > len(worst) else ""
+    )
+    first = worst[0]
+    names = _names(worst)
+
+    def lost(axes: Axes) -> None:
+        _bars(axes, names, [client.lost_s for client in worst], _MAIN)
+        axes.set_xlabel("time lost [s]")
+
+    def often(axes: Axes) -> None:
+        _bars(axes, names, [client.slowest / client.selections for client in worst], _SECOND)
+        axes.set_xlabel("share of its rounds in which it was the slowest")
+        axes.set_xlim(0, 1)
+
+    return ReportFigure(
+        "stragglers",
+        title,
+        f"{which}Time lost: how much shorter the rounds of each client would have been without it. "
+        f"Over all rounds that is {seconds(story.lost_s)} of {seconds(total_s)}.",
+        [
+            _picture(
+                lost,
+                f"Time lost by client: most to {names[0]}, {seconds(first.lost_s)}; the last "
+                f"shown is {names[-1]}, {seconds(worst[-1].lost_s)}.",
+                rows=len(worst),
+            ),
+            _picture(
+                often,
+                "How often each was the slowest of its round: "
+                f"{names[0]} in {first.slowest:,} of {first.selections:,} rounds.",
+                rows=len(worst),
+            ),
+        ],
+    )
+
+
+def _shares(story: Story) -> ReportFigure:
+    clients = [client for client in story.clients if client.share is not None]
+    floors = [client.floor for client in clients]
+    some = any(floors)
+    missed = sum(client.missed for client in clients)
+    names = _names(clients)
+    shares = np.array([client.share for client in clients])
+    many = len(clients) > _MAX_ROWS
+
+    def by_name(axes: Axes) -> None:
+        _bars(axes, names, shares, _MAIN)
+        if some:
+            places = np.arange(len(clients))
+            marks = [floor or 0.0 for floor in floors]
+            axes.vlines(marks, places - 0.4, places + 0.4, color=_INK, linewidth=2)
+        axes.set_xlabel("share of rounds")
+
+    def by_rank(axes: Axes) -> None:
+        order = np.argsort(-shares, kind="stable")
+        places = np.arange(1, len(clients) + 1)
+        axes.plot(places, shares[order], color=_MAIN, label="share")
+        if some:
+            marks = np.array([floor or 0.0 for floor in floors])[order]
+            some_of_them = slice(None, None, -(-len(clients) // _MAX_POINTS))
+            axes.plot(
+                places[some_of_them],
+                marks[some_of_them],
+                ".",
+                markersize=2,
+                color=_INK,
+                label="floor",
+            )
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("client, by its share")
+        axes.set_ylabel("share of rounds")
+
+    kept = "There were no floors to keep."
+    if some:
+        kept = "All floors were kept."
+        if missed:
+            kept = f"{missed:,} of {len(clients):,} clients missed their floors."
+    mark = " The line is its floor." if some and not many else ""
+    alt = (
+        f"Shares of {len(clients):,} clients, from {percent(float(shares.min()))} to "
+        f"{percent(float(shares.max()))} of the rounds. {kept}"
+        if len(clients)
+        else ""
+    )
+    draw = by_rank if many else by_name
+    return ReportFigure(
+        "shares",
+        "Who took part, against the floors",
+        "Share of the rounds in which a client trained, of those in which it belonged to the "
+        f"fleet.{mark} {kept}",
+        [_picture(draw, alt, rows=0 if many else len(clients), legend=many)],
+    )
+
+
+def _heat(story: Story) -> ReportFigure:
+    known = [index for index, client in enumerate(story.clients) if client.joined]
+    order = sorted(
+        known,
+        key=lambda index: (
+            story.clients[index].median_s is None,
+            story.clients[index].median_s or 0.0,
+        ),
+    )
+    groups = [list(group) for group in np.array_split(order, min(_MAX_ROWS, len(order)))]
+    single = len(groups) == len(order)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # nobody of a group had joined
+        rows = np.array([np.nanmean(story.heat[group], axis=0) for group in groups])
+    if single:
+        labels = _names([story.clients[index] for index in order])
+    else:
+        labels = ["fastest", *[""] * (len(groups) - 2), "slowest"]
+    first, last = (float(np.nanmean(row)) for row in (rows[0], rows[-1]))
+
+    def draw(axes: Axes) -> None:
+        image = axes.imshow(
+            rows,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0.5, len(story.round_s) + 0.5, len(rows) - 0.5, -0.5),
+            vmin=0.0,
+        )
+        axes.set_yticks(np.arange(len(rows)), labels)
+        if not single:
+            axes.tick_params(axis="y", length=0)
+        axes.grid(False)
+        axes.set_xlabel("round")
+        bar = axes.figure.colorbar(image, ax=axes, label="share of rounds")
+        bar.outline.set_edgecolor(_GREY)
+
+    who = (
+        "One row a client"
+        if single
+        else f"Each row is a group of some {len(order) // len(groups)} clients"
+    )
+    return ReportFigure(
+        "selections",
+        "Who was selected when",
+        f"{who}, the fastest on top, who never answered at the bottom. Blank: not yet there.",
+        [
+            _picture(
+                draw,
+                f"Selections over the rounds. {'Of' if single else 'In the group of'} the fastest "
+                f"{percent(first)} of the rounds, {'of' if single else 'in the group of'} the "
+                f"slowest {percent(last)}.",
+                rows=max(_FEWEST_ROWS, len(rows)) if single else 16,
+            )
+        ],
+    )
+
+
+def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
+    title = "Round trips, client by client"
+    known = [client for client in story.clients if client.times_s.size]
+    if not known:
+        return ReportFigure("round-trips", title, "No client ever answered in time.", [])
+    slow = sorted(known, key=lambda client: -(client.median_s or 0.0))
+    shown = slow
+    which = ""
+    if len(slow) > _MAX_BARS:
+        # Both ends: who holds the rounds up, and what would be possible.
+        shown = slow[: _MAX_BARS - 5] + slow[-5:]
+        which = f"The {_MAX_BARS - 5} slowest and, below, the 5 fastest of {len(slow):,} clients. "
+    names = _names(shown)
+    medians = np.array([client.median_s or 0.0 for client in shown])
+    ends = np.array([[client.quantile_s(level) or 0.0 for client in shown] for level in (0.1, 0.9)])
+    splits = [client.split for client in shown]
+    told = any(split is not None for split in splits)
+
+    def draw(axes: Axes) -> None:
+        places = np.arange(len(shown))
+        begin = np.zeros(len(shown))
+        for number, part in enumerate(PARTS):
+            if all(split is None or split[number] < _NEGLIGIBLE for split in splits):
+                continue
+            width = np.array(
+                [
+                    0.0 if split is None else split[number] * median
+                    for split, median in zip(splits, medians, strict=True)
+                ]
+            )
+            axes.barh(places, width, left=begin, color=_PART_COLOURS[number], label=part)
+            begin += width
+        rest = medians - begin
+        if (rest > _NEGLIGIBLE * medians).any():
+            axes.barh(places, rest, left=begin, color=_GREY, label="not told")
+        axes.hlines(places, ends[0], ends[1], color=_INK, linewidth=1.2)
+        _name_rows(axes, names)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("round trip [s]")
+
+    split = (
+        " Its colours are the parts that clients tell, computing and the emulated link, and the "
+        "network, which remains."
+        if told
+        else ""
+    )
+    return ReportFigure(
+        "round-trips",
+        title,
+        f"{which}Bar: median of the rounds that it completed; line: from where 10 % to where 90 % "
+        f"of them lie.{split}",
+        [
+            _picture(
+                draw,
+                f"Round trips: the slowest client is {names[0]}, median {seconds(medians[0])}; the "
+                f"fastest {names[-1]}, {seconds(medians[-1])}; the deadline {seconds(tau_max_s)}.",
+                rows=len(shown),
+                legend=told,
+            )
+        ],
+    )
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
+def _picture(
+    draw: Callable[[Axes], None],
+    alt: str,
+    *,
+    rows: int = 0,
+    legend: bool = False,
+) -> Picture:
+    """Draw one pair of axes, transparent and with its text in the colour of the page.
+
+    Parameters
+    ----------
+    draw : callable
+        Draws onto the axes.
+    alt : str
+        What it shows.
+    rows : int
+        Names on the vertical axis, which need room.
+    legend : bool
+        Whether there is one, above the axes.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    look: dict[Any, Any] = {
+        "font.size": 10,
+        "svg.fonttype": "none",
+        "svg.hashsalt": alt,
+        "text.parse_math": False,  # names are text, whatever is in them
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+        "axes.edgecolor": _GREY,
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
+        "savefig.facecolor": "none",
+        "legend.frameon": False,
+        "grid.color": _GREY,
+        "grid.alpha": 0.3,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(look), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # browsers have other fonts
+        height = max(1.5, 0.24 * rows + 0.9) if rows else _HEIGHT
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.grid(axis="x" if rows else "both")
+        draw(axes)
+        if legend:
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4)
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return Picture(_themed(buffer.getvalue()), alt)
+
+
+def _themed(svg: bytes) -> bytes:
+    """Let the text of a figure take the colour that the reader's scheme wants."""
+    head, tag, rest = svg.partition(b"<svg ")
+    opening, end, body = rest.partition(b">")
+    return head + tag + opening + end + _STYLE + body.replace(_INK.encode(), b"currentColor")
+
+
+def _bars(
+    axes: Axes, names: Sequence[str], values: Sequence[float] | FloatArray, colour: str
+) -> None:
+    places = np.arange(len(names))
+    axes.barh(places, values, color=colour)
+    _name_rows(axes, names)
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of horizontal bars, the first one on top."""
+    axes.set_yticks(np.arange(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def _names(clients: Sequence[ClientStory]) -> list[str]:
+    return [plain(client.name, _LONGEST_NAME) for client in clients]
+
+
+def _thinned(
+    points: Sequence[tuple[int, float, float]],
+) -> Sequence[tuple[int, float, float]]:
+    step = -(-len(points) // _MAX_POINTS)
+    return points if step == 1 else [*points[:-1:step], points[-1]]
+
+
+def _running_median(values: FloatArray, width: int) -> FloatArray:
+    half = width // 2
+    return np.array(
+        [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+    )

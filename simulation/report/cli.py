@@ -1,0 +1,67 @@
+"""``python -m simulation report``: one HTML file on what scheduling saved in a run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from flower_scheduling.server.cli.options import stoppable
+from flower_scheduling.server.runs.directory import write_whole
+
+from ..engine.replayer import record_of
+from ..environments.recorded_run import open_run
+from ..output_file import refuse_other
+from .document import MARK, report_page
+from .run_statistics import tell
+from .savings import SEEDS, answer
+
+
+@click.command("report")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="File to write.  [default: report.html in RUN]",
+)
+@click.option("--force", is_flag=True, help="Overwrite a file that is no earlier report.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=2),
+    help=f"Repetitions of the replay.  [default: {SEEDS}, fewer for large runs]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the answer's numbers, for scripts.")
+def report_command(
+    run: Path, out: Path | None, force: bool, seeds: int | None, as_json: bool
+) -> None:
+    """Write a report on RUN: what scheduling saved against random, and where the time went.
+
+    RUN is the run directory of a fleet or a simulation, finished or still running. An earlier
+    report is replaced, any other file only with --force, and a file of a run never.
+    """
+    recorded = open_run(run)
+    target = out or run / "report.html"
+    refuse = partial(refuse_other, "out", target, mark=MARK, what="report", force=force)
+    refuse()
+    errors = Console(stderr=True)
+    with stoppable(), errors.status("playing the recorded latencies again"):
+        record = record_of(recorded)
+        found = answer(record, seeds)
+        story = tell(recorded, record)
+        command = ["python", "-m", "simulation", "report", str(run)]
+        command += ["--seeds", str(seeds)] if seeds else []
+        text = report_page(recorded, found, story, command=shlex.join(command))
+        refuse()
+        write_whole(target, text)
+    if as_json:
+        told = {"report": str(target), "rounds": recorded.num_rounds} | found.to_dict()
+        click.echo(json.dumps(told, allow_nan=False))
+        return
+    console = Console()
+    for line in (found.sentence, *found.caveats):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"written  {target}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,251 @@
+"""The report as HTML: what was found, in the order in which people ask."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from flower_scheduling.server.runtimes.stream import FleetConfig
+from flower_scheduling.server.settings.base import Settings
+
+from ..engine.replayer import FEW
+from ..environments.recorded_run import RecordedRun
+from ..html import installed_versions, listed_versions, render
+from ..settings import SCENARIOS, SimulationConfig
+from ..wording import percent, plain, seconds
+from .charts import draw_all
+from .run_statistics import ClientStory, Story
+from .savings import Answer
+
+MARK: Final = '<meta name="generator" content="flower-client-scheduling report">'
+"""What tells our reports from other files."""
+_ALL_ROWS: Final = 200
+_SLOWEST_ROWS: Final = 100
+_MOST_KINDS: Final = 6
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the table of clients, as it is shown."""
+
+    name: str
+    cells: Sequence[str]
+    missed: bool
+
+
+def report_page(run: RecordedRun, found: Answer, story: Story, *, command: str) -> str:
+    """Return the report of a run, one file that needs no network.
+
+    Parameters
+    ----------
+    run : RecordedRun
+        The run.
+    found : Answer
+        What scheduling saved.
+    story : Story
+        What happened.
+    command : str
+        What makes this report.
+    """
+    target = story.summary["target_accuracy"]
+    rows = _chosen(story.clients)
+    return render(
+        "report/report.html.j2",
+        title=f"What scheduling saved: {plain(run.path.resolve().name)}",
+        mark=MARK,
+        answer=found,
+        tied=_tied,
+        state=_state(run, story),
+        numbers=_numbers(run, story),
+        figures=draw_all(story, tau_max_s=run.tau_max_s, target=target),
+        headings=_HEADINGS,
+        rows=[_row(client) for client in rows],
+        num_clients=len(story.clients),
+        settings={plain(key): plain(value, 200) for key, value in run.config.items()},
+        versions=listed_versions(installed_versions()),
+        run_command=plain(_command(run), 2000),
+        command=plain(command, 1000),
+    )
+
+
+def _state(run: RecordedRun, story: Story) -> str:
+    """Return how far a run is, as far as its files tell."""
+    last_s = (run.path / "rounds.jsonl").stat().st_mtime
+    when = datetime.fromtimestamp(last_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    planned = run.config.get("rounds", 0)
+    of = f" of {planned:,}" if isinstance(planned, int) and planned else ""
+    aim = ", where its target was reached" if story.summary["target_round"] else ""
+    if _ended(run):
+        return f"The run ended after {run.num_rounds:,}{of} rounds{aim}, on {when}."
+    return (
+        f"The run has not ended, or was cut off: {run.num_rounds:,}{of} rounds so far, the last "
+        f"one on {when}."
+    )
+
+
+def _ended(run: RecordedRun) -> bool:
+    """Whether there are results, and no rounds after them."""
+    try:
+        summary = json.loads((run.path / "summary.json").read_text(encoding="utf-8"))
+        return bool(summary["rounds"] >= run.num_rounds)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _numbers(run: RecordedRun, story: Story) -> list[tuple[str, str]]:
+    summary = story.summary
+    num_rounds = run.num_rounds
+    length_s = float(story.round_s.sum())
+    late = sum(1 for client in story.clients if (client.joined or 1) > 1)
+    rare = sum(1 for client in story.clients if client.selections < FEW)
+    clients = f"{len(story.clients):,}, of which {run.num_selected:,} per round at most"
+    if late:
+        clients += f"; joined after the first round: {late:,}"
+    if rare:
+        clients += f"; selected fewer than {FEW} times: {rare:,}"
+    steps = "every round changed the model"
+    if summary["rounds_without_step"]:
+        steps = f"{summary['rounds_without_step']:,} of {num_rounds:,}: {_kinds(story.no_step)}"
+    failures = f"none in {story.selections:,} requests"
+    if summary["failures"]:
+        reasons: Counter[str] = Counter(summary["failure_reasons"])
+        share = percent(summary["failures"] / story.selections)
+        failures = (
+            f"{summary['failures']:,} of {story.selections:,} requests ({share}): {_kinds(reasons)}"
+        )
+    deadline = f"{seconds(run.tau_max_s)}"
+    if suggested := summary["suggested_tau_max_s"]:
+        deadline += f"; what was measured suggests {seconds(suggested)}"
+    lost = "no round had two clients to compare"
+    if story.compared:
+        lost = (
+            f"{seconds(story.lost_s)}, {percent(story.lost_s / length_s)} of the rounds: what they "
+            "would have been shorter without the slowest client of each"
+        )
+    return [
+        ("Scheduled by", plain(run.strategy)),
+        ("Rounds", f"{num_rounds:,}, {seconds(length_s / num_rounds)} each on average"),
+        (
+            "Time",
+            f"{seconds(length_s)} in rounds; {seconds(summary['time_s'])} from the first round on, "
+            "all included",
+        ),
+        ("Test accuracy", _accuracy(story)),
+        ("Clients", clients),
+        ("Failures", failures),
+        ("Rounds without a step", steps if summary["rounds_without_step"] else f"none: {steps}"),
+        ("Deadline", deadline),
+        ("Lost to stragglers", lost),
+    ]
+
+
+def _accuracy(story: Story) -> str:
+    if story.best is None:
+        return "not evaluated"
+    summary = story.summary
+    number, best = story.best
+    last = story.evaluations[-1]
+    text = f"{_precise(last[2])} in round {last[0]:,}; best {_precise(best)} in round {number:,}"
+    if summary["target_round"]:
+        text += (
+            f"; the target of {_precise(summary['target_accuracy'])} was reached in round "
+            f"{summary['target_round']:,}, after {seconds(summary['target_time_s'])}"
+        )
+    elif summary["target_accuracy"]:
+        text += f"; the target of {_precise(summary['target_accuracy'])} was not reached"
+    return text
+
+
+def _tied(text: str) -> str:
+    """Keep numbers and their units on one line."""
+    return re.sub(r"(?<=\d) (?=%|s\b)", "\N{NO-BREAK SPACE}", text)
+
+
+def _precise(accuracy: float) -> str:
+    return f"{100 * accuracy:.2f} %"
+
+
+def _kinds(counts: Counter[str]) -> str:
+    common = counts.most_common(_MOST_KINDS)
+    text = ", ".join(f"{plain(kind)} {count:,}" for kind, count in common)
+    rest = counts.total() - sum(count for _, count in common)
+    return text + (f", others {rest:,}" if rest else "")
+
+
+# --- the table of clients -------------------------------------------------------------------------
+
+_HEADINGS: Final = (
+    "client",
+    "examples",
+    "since round",
+    "selected",
+    "share",
+    "floor",
+    "median [s]",
+    "10 % [s]",
+    "90 % [s]",
+    "slowest",
+    "lost [s]",
+    "failures",
+)
+
+
+def _chosen(clients: Sequence[ClientStory]) -> list[ClientStory]:
+    """Return who is in the table: all, or the slowest and those whose floor was missed."""
+    if len(clients) <= _ALL_ROWS:
+        return list(clients)
+    slow = sorted(clients, key=lambda client: -(client.median_s or 0.0))[:_SLOWEST_ROWS]
+    slowest = {id(client) for client in slow}
+    return slow + [each for each in clients if each.missed and id(each) not in slowest]
+
+
+def _row(client: ClientStory) -> _Row:
+    times = [client.quantile_s(level) for level in (0.5, 0.1, 0.9)]
+    return _Row(
+        plain(client.name),
+        [
+            "" if client.num_examples is None else f"{client.num_examples:,}",
+            "" if client.joined is None else f"{client.joined:,}",
+            f"{client.selections:,}",
+            "" if client.share is None else f"{client.share:.3f}",
+            "" if client.floor is None else f"{client.floor:.3f}",
+            *("" if value is None else f"{value:.3f}" for value in times),
+            f"{client.slowest:,}",
+            f"{client.lost_s:,.2f}",
+            _kinds(client.failures),
+        ],
+        client.missed,
+    )
+
+
+# --- how to do it again ---------------------------------------------------------------------------
+
+
+def _command(run: RecordedRun) -> str:
+    """Return the command that starts such a run: what differs from the defaults."""
+    if "scenario" in run.config:
+        preset = SCENARIOS.get(str(run.config["scenario"]), {})
+        program = ["python", "-m", "simulation"]
+        return shlex.join(program + _flags(run.config, SimulationConfig, preset))
+    return shlex.join(["flower-server", *_flags(run.config, FleetConfig, {})])
+
+
+def _flags(
+    config: Mapping[str, Any], settings: type[Settings], preset: Mapping[str, object]
+) -> list[str]:
+    flags = []
+    for key, field in settings.settings().items():
+        value = config.get(key, field.default)
+        if key == "run-dir" or value == preset.get(key, field.default):
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{key}" if value else f"--no-{key}")
+        else:
+            flags += [f"--{key}", str(value)]
+    return flags

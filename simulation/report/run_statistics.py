@@ -1,0 +1,267 @@
+"""What happened in a run: its rounds counted client by client, in one pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from flower_scheduling.server.runs.totals import RunHistory
+from flower_scheduling.strategies.base import BoolArray, FloatArray
+from flower_scheduling.strategies.flower import Arm, RoundRecord, failure_kind
+
+from ..engine.replayer import Record
+from ..environments.recorded_run import RecordedRun
+
+PARTS: Final = ("compute", "link", "network")
+"""What a round trip is made of, as far as clients tell; the network is what remains."""
+_SHORTFALL: Final = 0.01
+_PART_OF_FLOOR: Final = 0.1
+"""By how much a share may fall short of its floor and still count as kept: the smaller counts."""
+_LAG: Final = 6.0
+"""Rounds that even a policy which keeps its floors may lag for a while."""
+_COLUMNS: Final = 100
+_COLUMN_ROUNDS: Final = 10
+"""Rounds in a column of the heat map, at least."""
+_EXPLAINED: Final = 0.01
+"""What a round may last longer than its slowest answer, without anybody else having held it up."""
+
+
+@dataclass
+class ClientStory:
+    """What became of one client; times in seconds.
+
+    Attributes
+    ----------
+    name : str
+        What it calls itself.
+    num_examples : int or None
+        Size of its data set.
+    floor : float or None
+        Its participation floor.
+    joined : int or None
+        The first round in which it belonged to the fleet.
+    rounds : int
+        Rounds in which it belonged to the fleet.
+    selections : int
+        How often it was selected.
+    failures : Counter of str
+        Why it delivered nothing, by kind.
+    times_s : (num_completed,) float64
+        Its round trips, of rounds that it completed.
+    parts_s : list of float
+        Sums of the :data:`PARTS` of those round trips of which it told them.
+    slowest : int
+        How often its round waited for nobody longer.
+    lost_s : float
+        How much shorter its rounds would have been without it.
+    """
+
+    name: str
+    num_examples: int | None
+    floor: float | None
+    joined: int | None
+    rounds: int
+    times_s: FloatArray
+    selections: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    parts_s: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
+    slowest: int = 0
+    lost_s: float = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Selections by the rounds in which it belonged to the fleet."""
+        return self.selections / self.rounds if self.rounds else None
+
+    @property
+    def missed(self) -> bool:
+        """Whether its floor was missed, by more than what passes."""
+        if self.floor is None or self.share is None:
+            return False
+        short = self.floor - self.share
+        return short > min(_SHORTFALL, _PART_OF_FLOOR * self.floor) and short * self.rounds > _LAG
+
+    def quantile_s(self, level: float) -> float | None:
+        """Return a quantile of its round trips."""
+        return float(np.quantile(self.times_s, level)) if self.times_s.size else None
+
+    @property
+    def median_s(self) -> float | None:
+        """Median round trip."""
+        return self.quantile_s(0.5)
+
+    @property
+    def split(self) -> list[float] | None:
+        """Shares of the :data:`PARTS`; ``None``: it told nothing."""
+        total_s = sum(self.parts_s)
+        return [part_s / total_s for part_s in self.parts_s] if total_s > 0 else None
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened in a run.
+
+    Attributes
+    ----------
+    clients : list of ClientStory
+        By arm.
+    summary : dict
+        The run in numbers, as ``summary.json`` has them, counted again.
+    round_s : (num_rounds,) float64
+        Lengths of the rounds [s].
+    evaluations : list of (int, float, float)
+        Round, time since the start [s] and test accuracy, where the model was evaluated.
+    no_step : Counter of str
+        Why rounds did not change the model.
+    best : (int, float) or None
+        Round and value of the best accuracy.
+    heat : (num_clients, num_columns) float64
+        Share of the rounds of each of equal stretches of the run in which each client was
+        selected; NaN before it joined.
+    edges : (num_columns + 1,) int64
+        Where the stretches begin and end [rounds].
+    """
+
+    clients: list[ClientStory]
+    summary: dict[str, Any]
+    round_s: FloatArray
+    evaluations: list[tuple[int, float, float]]
+    no_step: Counter[str]
+    heat: FloatArray
+    edges: np.ndarray[Any, np.dtype[np.int64]]
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Round and value of the best accuracy."""
+        if not self.evaluations:
+            return None
+        number, _, accuracy = max(self.evaluations, key=lambda each: each[2])
+        return number, accuracy
+
+    @property
+    def selections(self) -> int:
+        """How often anybody was selected."""
+        return sum(client.selections for client in self.clients)
+
+    @property
+    def compared(self) -> bool:
+        """Whether any round had two clients, one of which could be the slowest."""
+        return any(client.slowest for client in self.clients)
+
+    @property
+    def lost_s(self) -> float:
+        """How much shorter the run would have been, had the slowest been absent in each round."""
+        return sum(client.lost_s for client in self.clients)
+
+
+def held_up(record: RoundRecord) -> tuple[BoolArray, float]:
+    """Return for whom a round waited longest, and how much shorter it were without that client.
+
+    A client without a measured time counts with the length of the round, if nobody who answered
+    explains that length; its failure came at some time that is not recorded otherwise. Where
+    several share the last place the round would be no shorter without one of them. A round with
+    one client alone would not be without it: it counts for nobody.
+
+    Parameters
+    ----------
+    record : RoundRecord
+        The round.
+
+    Returns
+    -------
+    slowest : (num_selected,) bool
+        Per selected.
+    lost_s : float
+        What each of them cost the others [s]; not 0 only if there is one.
+    """
+    count = len(record.selected)
+    if count < 2:
+        return np.zeros(count, dtype=np.bool_), 0.0
+    known = [rtt_s is not None for rtt_s in record.rtt_s]
+    times_s = np.array(
+        [0.0 if rtt_s is None else min(rtt_s, record.round_s) for rtt_s in record.rtt_s]
+    )
+    if record.round_s * (1 - _EXPLAINED) > times_s.max():
+        times_s[~np.array(known)] = record.round_s
+    last_s = times_s.max()
+    slowest: BoolArray = (times_s == last_s) & (last_s > 0)
+    if np.count_nonzero(slowest) != 1:
+        return slowest, 0.0
+    return slowest, float(last_s - times_s[~slowest].max())
+
+
+def tell(run: RecordedRun, record: Record) -> Story:
+    """Go through a run and count.
+
+    Parameters
+    ----------
+    run : RecordedRun
+        The run.
+    record : Record
+        What :func:`.record_of` found in it.
+    """
+    members = record.member
+    rounds = members.sum(axis=0)
+    joined = np.where(rounds > 0, members.argmax(axis=0) + 1, 0)
+    clients = [
+        ClientStory(
+            arm.name,
+            arm.num_examples,
+            arm.floor,
+            int(joined[index]) or None,
+            int(rounds[index]),
+            record.samples_s[index][np.isfinite(record.samples_s[index])],
+        )
+        for index, arm in enumerate(run.arms)
+    ]
+    target = run.config.get("target-accuracy")
+    history = RunHistory(
+        ArrayRecord(), target_accuracy=float(target) if isinstance(target, int | float) else 0.0
+    )
+    columns = max(1, min(_COLUMNS, run.num_rounds // _COLUMN_ROUNDS))
+    edges = np.linspace(0, run.num_rounds, columns + 1).round().astype(np.int64)
+    column = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    heat = np.zeros((len(clients), len(edges) - 1))
+    round_s = np.empty(run.num_rounds)
+    evaluations = []
+    no_step: Counter[str] = Counter()
+    for row, each in enumerate(run.rounds()):
+        history.record(each, history.arrays)
+        round_s[row] = each.round_s
+        heat[each.selected, column[row]] += 1
+        if each.accuracy is not None:
+            evaluations.append((each.round, each.time_s, float(each.accuracy)))
+        if not each.stepped:
+            no_step[each.no_step or "unknown"] += 1
+        _count(each, clients)
+    heat /= np.diff(edges)
+    for index, client in enumerate(clients):
+        heat[index, edges[1:] < (client.joined or run.num_rounds + 1)] = np.nan
+    arms = [Arm(index, "", 0, arm.name, arm.num_examples) for index, arm in enumerate(run.arms)]
+    summary = history.summary(arms, run.floors or None, tau_max_s=run.tau_max_s)
+    return Story(clients, summary, round_s, evaluations, no_step, heat, edges)
+
+
+def _count(record: RoundRecord, clients: Sequence[ClientStory]) -> None:
+    slowest, lost_s = held_up(record)
+    for place, arm in enumerate(record.selected):
+        client = clients[arm]
+        client.selections += 1
+        reason = record.reason[place]
+        if reason is not None:
+            client.failures[failure_kind(reason)] += 1
+        if slowest[place]:
+            client.slowest += 1
+            client.lost_s += lost_s
+        rtt_s, compute_s, link_s = (
+            values[place] for values in (record.rtt_s, record.compute_s, record.link_s)
+        )
+        if reason is None and rtt_s is not None and (compute_s, link_s) != (None, None):
+            parts_s = (compute_s or 0.0, link_s or 0.0)
+            for number, part_s in enumerate((*parts_s, max(0.0, rtt_s - sum(parts_s)))):
+                client.parts_s[number] += part_s

@@ -1,0 +1,245 @@
+"""Settings of a simulation: those of the server, plus the world around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_scheduling.client.link.model import ComputeModel, LinkModel
+from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.strategies import ConfigError
+
+from .environments.paper import Environment
+
+SCENARIOS: Final[Mapping[str, Mapping[str, int | float | str]]] = {
+    # Numerical results of the paper: all clients always there, equal i.i.d. data.
+    "ideal": {
+        "strategy": "cs-ucb",
+        "num-clients": 20,
+        "num-selected": 5,
+        "availability": "1",
+        "partitioner": "iid",
+        "fairness": "none",
+        "rounds": 2000,
+        "eval-every": 20,
+        "target-accuracy": 0.0,
+    },
+    # Two clients hold five digits and much data, eight hold one digit and little; each client is
+    # there in nine rounds of ten; c_k = (N/2) s_k / sum s. The sizes are ours, the paper's unknown.
+    "non-ideal": {
+        "strategy": "cs-ucb-q",
+        "num-clients": 10,
+        "num-selected": 4,
+        "availability": "0.9",
+        "partitioner": "by-label:10000,1000",
+        "fairness": "proportional:2",
+        "rounds": 5000,
+        "eval-every": 20,
+        "target-accuracy": 0.84,
+    },
+}
+"""Values that a scenario sets; any flag overrides them."""
+
+_MOST_CLIENTS: Final = 10**6
+
+MODEL_PAYLOAD: Final = "model"
+"""Payload that stands for the real size of the model."""
+
+
+@dataclass(frozen=True)
+class SimulationConfig(ServerConfig):
+    """The server's settings, and how many clients there are, where, how fast, and when."""
+
+    wait_s: float = field(
+        default=0.0, metadata={"help": "Longest wait for clients in a round [virtual s]."}
+    )
+    checkpoint_every: int = field(
+        default=500, metadata={"help": "Rounds between two checkpoints (0: never)."}
+    )
+    scenario: str = field(
+        default="non-ideal", metadata={"help": "Preset of the paper: ideal or non-ideal."}
+    )
+    num_clients: int = field(default=10, metadata={"help": "Clients in the fleet, K."})
+    availability: str = field(
+        default="1",
+        metadata={"help": "Probability that a client is there in a round; one, or one per client."},
+    )
+    failure_probability: str = field(
+        default="0", metadata={"help": "Probability that a selected client never answers."}
+    )
+    joins: str = field(
+        default="", metadata={"help": "Late joiners, CLIENT:ROUND, e.g. 3:200,4:500 (from 1)."}
+    )
+    slowdowns: str = field(
+        default="",
+        metadata={"help": "Drift, CLIENT:ROUND:FACTOR, e.g. 10:500:20 (20 times slower)."},
+    )
+    late: str = field(
+        default="abandon",
+        metadata={"help": "What a client does past the deadline: abandon (the paper) or busy."},
+    )
+    distances_m: str = field(
+        default="", metadata={"help": "Distance of each client [m] (default: drawn on the disc)."}
+    )
+    payload_bits: str = field(
+        default="5000", metadata={"help": "Bits per transfer, or 'model' for its real size."}
+    )
+    cell_radius_m: float = field(default=500.0, metadata={"help": "Radius of the cell [m]."})
+    path_loss_intercept_db: float = field(
+        default=128.1, metadata={"help": "Path loss at 1 km [dB]."}
+    )
+    path_loss_slope_db: float = field(
+        default=37.6, metadata={"help": "Path loss per decade of distance [dB]."}
+    )
+    tx_power_dbm: float = field(default=23.0, metadata={"help": "Transmit power [dBm]."})
+    noise_dbm: float = field(default=-107.0, metadata={"help": "Noise power [dBm]."})
+    bandwidth_hz: float = field(default=15e3, metadata={"help": "Bandwidth per client [Hz]."})
+    base_rate: float = field(
+        default=20.0,
+        metadata={"help": "Computing speed: client k does (0.5k+0.5..0.5k+1.5) times this [1/s]."},
+    )
+    samples_per_round: int = field(
+        default=0, metadata={"help": "Examples per local update (0: batch-size x local-steps)."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("scenario", self.scenario in SCENARIOS, "one of " + ", ".join(SCENARIOS))
+        self.require("num_clients", self.num_clients >= 1, "at least 1")
+        self.require("num_clients", self.num_clients <= _MOST_CLIENTS, f"at most {_MOST_CLIENTS}")
+        self.require(
+            "num_selected",
+            self.num_selected <= self.num_clients,
+            f"at most num-clients = {self.num_clients}",
+        )
+        self.require(
+            "min_clients",
+            self.min_clients <= self.num_clients,
+            f"at most num-clients = {self.num_clients}",
+        )
+        for name in ("tx_power_dbm", "noise_dbm"):
+            self.require(name, abs(getattr(self, name)) <= 300, "between -300 and 300 dBm")
+        for name in ("path_loss_intercept_db", "path_loss_slope_db"):
+            self.require(name, abs(getattr(self, name)) <= 1000, "between -1000 and 1000 dB")
+        if self.distances_m:
+            self.require(
+                "distances_m",
+                all(d > 0 for d in self._numbers("distances_m", count=self.num_clients)),
+                "distances above 0",
+            )
+        self.require("late", self.late in ("abandon", "busy"), "abandon or busy")
+        self.require("samples_per_round", self.samples_per_round >= 0, "0 or more")
+        for name in ("cell_radius_m", "bandwidth_hz", "base_rate"):
+            self.require(name, getattr(self, name) > 0, "above 0")
+        self.per_client("availability")
+        self.per_client("failure_probability")
+        self._events("joins", 2)
+        self._events("slowdowns", 3)
+
+    def server_config(self) -> ServerConfig:
+        """Return the part that the ServerApp sees."""
+        return ServerConfig(**{f.name: getattr(self, f.name) for f in fields(ServerConfig)})
+
+    def per_client(self, name: str) -> NDArray[np.float64]:
+        """Return a setting that is one probability or one per client, (num_clients,)."""
+        values = self._numbers(name)
+        allowed = f"a number in [0, 1], or {self.num_clients} of them"
+        self.require(name, len(values) in (1, self.num_clients), allowed)
+        self.require(name, all(0 <= value <= 1 for value in values), allowed)
+        return np.broadcast_to(np.asarray(values), self.num_clients).copy()
+
+    @property
+    def late_policy(self) -> Literal["abandon", "busy"]:
+        """The setting ``late``."""
+        return "busy" if self.late == "busy" else "abandon"
+
+    def environment(self, model_bits: int) -> Environment:
+        """Build the world: who is where, available when, and how fast.
+
+        Parameters
+        ----------
+        model_bits : int
+            Real size of the model, used where the payload says so [bit].
+        """
+        bits = float(model_bits)
+        if self.payload_bits != MODEL_PAYLOAD:
+            (bits,) = self._numbers("payload_bits", count=1)
+            self.require("payload_bits", bits > 0, f"above 0, or '{MODEL_PAYLOAD}'")
+        joins_at_round = np.ones(self.num_clients, dtype=np.int64)
+        for client, join_round in self._events("joins", 2):
+            joins_at_round[int(client) - 1] = int(join_round)
+        slow_from_round = np.ones(self.num_clients, dtype=np.int64)
+        slow_factor = np.ones(self.num_clients)
+        for client, slow_round, factor in self._events("slowdowns", 3):
+            slow_from_round[int(client) - 1] = int(slow_round)
+            slow_factor[int(client) - 1] = factor
+        distances = None
+        if self.distances_m:
+            distances = np.asarray(self._numbers("distances_m", count=self.num_clients))
+        return Environment(
+            num_arms=self.num_clients,
+            seed=self.seed,
+            link=LinkModel(
+                cell_radius_m=self.cell_radius_m,
+                path_loss_intercept_db=self.path_loss_intercept_db,
+                path_loss_slope_db=self.path_loss_slope_db,
+                tx_power_dbm=self.tx_power_dbm,
+                noise_dbm=self.noise_dbm,
+                bandwidth_hz=self.bandwidth_hz,
+                download_bits=bits,
+                upload_bits=bits,
+            ),
+            compute=ComputeModel(
+                samples_per_round=self.samples_per_round or self.batch_size * self.local_steps,
+                base_rate=self.base_rate,
+            ),
+            availability=self.per_client("availability"),
+            failure_probability=self.per_client("failure_probability"),
+            joins_at_round=joins_at_round,
+            slow_from_round=slow_from_round,
+            slow_factor=slow_factor,
+            distance_m=distances,
+        )
+
+    def _numbers(self, name: str, count: int | None = None) -> list[float]:
+        text = str(getattr(self, name))
+        allowed = "numbers separated by commas" if count != 1 else "a number"
+        try:
+            values = [float(part) for part in text.split(",")]
+        except ValueError:
+            raise ConfigError(name.replace("_", "-"), text, allowed) from None
+        self.require(name, count in (None, len(values)), f"{count} numbers separated by commas")
+        self.require(name, bool(np.isfinite(values).all()), "finite numbers")
+        return values
+
+    def _events(self, name: str, width: int) -> list[tuple[float, ...]]:
+        """Parse ``CLIENT:ROUND[:FACTOR],...``; clients count from 1."""
+        text = str(getattr(self, name))
+        allowed = "CLIENT:ROUND" + (":FACTOR" if width == 3 else "") + ", separated by commas"
+        events = []
+        for part in filter(None, text.split(",")):
+            try:
+                event = tuple(float(number) for number in part.split(":"))
+            except ValueError:
+                event = ()
+            self.require(name, len(event) == width and bool(np.isfinite(event).all()), allowed)
+            client, event_round = event[:2]
+            self.require(
+                name,
+                client in range(1, self.num_clients + 1),
+                f"{allowed}, with CLIENT from 1 to {self.num_clients}",
+            )
+            self.require(
+                name,
+                event_round >= 1 and event_round == int(event_round),
+                f"{allowed}, with ROUND from 1",
+            )
+            self.require(name, width == 2 or event[-1] > 0, f"{allowed}, with FACTOR above 0")
+            events.append(event)
+        clients = [event[0] for event in events]
+        self.require(name, len(set(clients)) == len(clients), f"{allowed}, each client once")
+        return events

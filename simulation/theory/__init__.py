@@ -1,0 +1,1 @@
+"""What is known without playing: laws of round times, optima, regret bounds."""

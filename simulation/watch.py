@@ -1,0 +1,70 @@
+"""``python -m simulation watch``: the page of a run directory, running or finished."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from flower_scheduling.server.cli.options import stoppable
+from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_token, serve_page
+
+from .environments.recorded_run import require_run
+from .output_file import refuse_other
+
+
+@click.command("watch")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--address",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="Where to listen, HOST:PORT (port 0: any); beyond loopback visitors need a token.",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the page as one HTML file instead of serving it.",
+)
+@click.option("--force", is_flag=True, help="Let --save overwrite what is no earlier page.")
+def watch(run: Path, address: str, save: Path | None, force: bool) -> None:
+    """Show RUN in the browser until Ctrl-C; a page only reads, so it cannot disturb the run.
+
+    --save replaces an earlier page, any other file only with --force, and a file of a run never.
+    """
+    require_run(run)
+    if save is not None:
+        from flower_scheduling.server.page.run_view import RunView
+        from flower_scheduling.server.page.saved import MARK, saved_page
+        from flower_scheduling.server.runs.directory import write_whole
+
+        refuse_other("save", save, mark=MARK, what="page", force=force)
+        view = RunView(run)
+        view.refresh()
+        write_whole(save, saved_page(view))
+        click.echo(save)
+        return
+    serve_until_stopped(run, address)
+
+
+def serve_until_stopped(run: Path, address: str) -> None:
+    """Serve the page of a run until Ctrl-C or SIGTERM.
+
+    Raises
+    ------
+    ConfigError
+        If the address cannot be had.
+    """
+    console = Console(stderr=True)
+
+    def tell(url: str) -> None:
+        console.print(f"page at {url} until Ctrl-C", highlight=False, soft_wrap=True, markup=False)
+
+    try:
+        with stoppable():
+            serve_page(run, address, page_token(address), threading.Event().wait, tell=tell)
+    except KeyboardInterrupt:
+        console.print("stopped", highlight=False)

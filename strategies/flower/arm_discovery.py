@@ -1,0 +1,113 @@
+"""Ask newcomers who they are, while the rounds of the others go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+
+from flower_scheduling.client.wire.protocol import CLIENT_INFO, LABEL_COUNTS, NAME, NUM_EXAMPLES
+
+from .arm_table import Arm
+from .rate_limited_log import LimitedLog
+from .replies import DEFAULT_MAX_NUM_EXAMPLES, error_text
+from .timed_grid import TimedExchange
+
+_NOT_THE_CLIENTS: Final = frozenset(
+    (
+        ErrorCode.MESSAGE_UNAVAILABLE,
+        ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+        ErrorCode.NODE_UNAVAILABLE,
+    )
+)
+"""Errors that a grid makes up for a client that has said nothing."""
+_MAX_NAME_LENGTH: Final = 64
+_MAX_LABELS: Final = 10_000
+
+
+class Newcomers:
+    """Ask each arm once for name and size; nobody waits for the answers.
+
+    An arm that cannot say its size, such as one whose ClientApp knows no queries, counts as
+    average. One that says nothing at all is asked again, and takes no part until it answers: a
+    round must not wait for whoever does nothing but connect.
+
+    Parameters
+    ----------
+    timeout_s : float
+        Time for an answer [s].
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._asked: dict[str, Arm] = {}  # message id -> whom
+        self._log: LimitedLog | None = None
+
+    def __len__(self) -> int:
+        """Return how many have not answered yet."""
+        return len(self._asked)
+
+    @property
+    def silent(self) -> set[int]:
+        """Indices of the arms that have not answered yet."""
+        return {arm.index for arm in self._asked.values()}
+
+    def ask(self, grid: TimedExchange, arms: Sequence[Arm]) -> None:
+        """Ask those of ``arms`` that are not being asked."""
+        silent = self.silent
+        news = [arm for arm in arms if arm.index not in silent]
+        if not news:
+            return
+        messages = [
+            Message(
+                content=RecordDict(),
+                dst_node_id=arm.node_id,
+                message_type=MessageType.QUERY,
+                ttl=self._timeout_s,
+            )
+            for arm in news
+        ]
+        # A grid that refuses the whole push returns fewer ids than messages.
+        for message_id, arm in zip(grid.push_messages(messages), news, strict=False):
+            if message_id:
+                self._asked[message_id] = arm
+
+    def collect(self, grid: TimedExchange) -> bool:
+        """Note the answers that are there; tell whether there are any."""
+        if not self._asked:
+            return False
+        answered = False
+        for reply in grid.pull_messages(list(self._asked)):
+            arm = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if arm is None or (reply.has_error() and reply.error.code in _NOT_THE_CLIENTS):
+                continue
+            answered = arm.queried = True
+            self._note(grid, arm, reply)
+        return answered
+
+    def _note(self, grid: TimedExchange, arm: Arm, reply: Message) -> None:
+        """Believe of an answer what can be true."""
+        info = reply.content.get(CLIENT_INFO) if reply.has_content() else None
+        if not isinstance(info, ConfigRecord):
+            self._log = self._log or LimitedLog(grid.now)
+            why = f" ({error_text(reply)})" if reply.has_error() else ""
+            text = f"{arm.name} does not tell its size{why}: counted as average"
+            self._log.say("clients that do not tell their size", arm.name, text, logging.INFO)
+            return
+        name = info.get(NAME)
+        # A name that the grid knows is proven; the client's own word must not replace it.
+        if not arm.named and isinstance(name, str) and name.isprintable() and name.strip():
+            arm.name = name.strip()[:_MAX_NAME_LENGTH]
+        size = info.get(NUM_EXAMPLES)
+        if type(size) is int and 0 < size <= DEFAULT_MAX_NUM_EXAMPLES:
+            arm.num_examples = size
+        counts = info.get(LABEL_COUNTS)
+        if (
+            isinstance(counts, list)
+            and len(counts) <= _MAX_LABELS
+            and all(type(n) is int and n >= 0 for n in counts)
+        ):
+            arm.label_counts = [int(n) for n in counts]

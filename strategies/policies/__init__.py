@@ -1,0 +1,1 @@
+"""Scheduling policies: the paper's, ours and the baselines."""

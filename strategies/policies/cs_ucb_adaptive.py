@@ -1,0 +1,330 @@
+"""CS-UCB with a bonus on the scale of what is observed, for a world that may change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from ..base import (
+    BoolArray,
+    Explanation,
+    FloatArray,
+    IntArray,
+    RoundContext,
+    RoundOutcome,
+    SchedulingPolicy,
+    Selection,
+)
+from ..selection import top_arms
+
+_EXPLORATION: Final = 0.3
+"""Bonus of the mean time in standard errors per sqrt(ln t), a."""
+_FAILURE_EXPLORATION: Final = 0.1
+"""The same of the probability of failing, b: each failure that is tried costs up to tau_max."""
+_CAP: Final = 1.5
+"""A time counts as at most so many typical ones, times sqrt(n)."""
+_HORIZON: Final = 1000
+"""Rounds still to come, as long as fewer have been: what trying another arm must pay off in."""
+_CHANGE_SLACK: Final = 0.5
+_CHANGE_CLIP: Final = 3.0
+_CHANGE_PLAYS: Final = 8
+"""Of the change detector: standard deviations that are let pass in each play and that one play
+counts at most, and plays before it is trusted."""
+_RETRIAL_SHARE: Final = 0.02
+"""Share of the time since the last one that trying everybody again may cost."""
+_LEAST_TIME: Final = 1e-9
+"""Shortest time whose logarithm is taken, in units of tau_max."""
+_FORGOTTEN: Final = (
+    *("success_count", "failure_count", "mean_time_s", "mean_log_time"),
+    *("slower", "faster"),
+)
+"""What is learned of an arm and lost when it has changed."""
+_LARGEST: Final = np.finfo(np.float64).max
+
+
+class CsUcbAdaptive(SchedulingPolicy):
+    """CS-UCB-Adaptive: no parameter to set, close to the best fixed set.
+
+    CS-UCB's bonus is scaled to tau_max, the longest time there can be, and so it explores for tens
+    of thousands of rounds. Here every arm has an optimistic estimate of what it costs, in seconds,
+    and the N available arms with the smallest are selected:
+
+        cost_k = (1 - p_k) m_k max(1 - a v sqrt(ln t / n_k), 0) + p_k tau_max,
+        p_k    = max(q_k - b sqrt(q_k (1 - q_k) ln t / z_k), 0),    q_k = (f_k + q) / (z_k + 1),
+
+    with n successes, f failures, z = n + f, q the share of failures of all arms, a = 0.3, b = 0.1.
+
+    - m_k is the truncated mean of the times of its successes (Bubeck, Cesa-Bianchi and Lugosi,
+      "Bandits with heavy tails", 2013): the i-th counts as at most 1.5 sqrt(i) times its
+      geometric mean so far. A fading link takes a hundred times as long now and then, and one
+      such time must not condemn a good arm.
+    - v is the coefficient of variation of a success, pooled over all arms: the scale that the
+      bonus needs (Auer et al., "Finite-time analysis of the multiarmed bandit problem", 2002,
+      section 4, take each arm's own variance; a pooled one is known after two rounds).
+    - Failures are counted apart. In a mean each would be one time among others, and would blow up
+      every bonus.
+    - Untried arms are tried together, N in a round, since a round costs as much as its slowest:
+      as long as one more such round would pay off in the rounds to come, of which as many are
+      expected as there have been, and at least 1000. With m arms tried, the saving per round is
+      estimated by what the N-th best of them costs more than the (N m / (m + N))-th best, and the
+      price by what such rounds have taken on average, less the N-th best.
+    - Two CUSUM detectors per arm (Page, "Continuous inspection schemes", 1954), on the logarithm
+      of the time in pooled standard deviations, tell that it has become slower or faster; the
+      threshold 2 ln(plays) bounds false alarms. Such an arm is forgotten and tried again, and so
+      is every arm that was not played in that round, if all of it costs at most 2 % of the time
+      since that was last done.
+
+    Parameters
+    ----------
+    **parameters
+        Those of :class:`.SchedulingPolicy`.
+
+    Attributes
+    ----------
+    success_count, failure_count : (*batch, num_arms) int64
+        n and f, since the arm was last forgotten.
+    mean_time_s : (*batch, num_arms) float64
+        m [s].
+    """
+
+    name: ClassVar[str] = "cs-ucb-adaptive"
+    _per_arm: ClassVar[Mapping[str, float]] = {
+        **SchedulingPolicy._per_arm,
+        **dict.fromkeys(_FORGOTTEN, 0.0),
+    }
+    _per_row: ClassVar[tuple[str, ...]] = (
+        *("square_sum", "square_count", "log_square_sum", "log_square_count"),
+        *("trial_time_s", "num_trials", "since_retrial_s", "num_retrials"),
+    )
+
+    def __init__(self, **parameters: Any) -> None:
+        super().__init__(**parameters)
+        shape, rows = self.shape, self.batch_shape
+        self.success_count: IntArray = np.zeros(shape, dtype=np.int64)
+        self.failure_count: IntArray = np.zeros(shape, dtype=np.int64)
+        self.mean_time_s: FloatArray = np.zeros(shape)
+        self.mean_log_time: FloatArray = np.zeros(shape)
+        self.slower: FloatArray = np.zeros(shape)  # the detectors
+        self.faster: FloatArray = np.zeros(shape)
+        # Pooled squares of deviations from an arm's own mean: of times, relative; of logarithms.
+        self.square_sum: FloatArray = np.zeros(rows)
+        self.square_count: FloatArray = np.zeros(rows)
+        self.log_square_sum: FloatArray = np.zeros(rows)
+        self.log_square_count: FloatArray = np.zeros(rows)
+        # What rounds of untried arms have taken, and how many there were.
+        self.trial_time_s: FloatArray = np.zeros(rows)
+        self.num_trials: FloatArray = np.zeros(rows)
+        self.since_retrial_s: FloatArray = np.zeros(rows)
+        self.num_retrials: FloatArray = np.zeros(rows)
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        key = -self.cost_s(context.round)
+        untried = self._untried()
+        if untried.any():
+            tried = self._worth_trying(context.round)[..., np.newaxis]
+            key[untried] = np.where(np.broadcast_to(tried, key.shape), np.inf, -_LARGEST)[untried]
+        return top_arms((key,), context.available, self.num_selected, self._rng)
+
+    def _explain(self, selection: Selection) -> Explanation:
+        mean, expected, cost = self._costs_s(selection.round)
+        parts = {"mean": mean, "failures": expected - mean, "bonus": cost - expected}
+        untried = self._untried()
+        if untried.any():
+            parts["mean"][untried] = parts["failures"][untried] = 0.0
+            first = self._worth_trying(selection.round)[..., np.newaxis]
+            parts["bonus"] = np.where(untried, np.where(first, -np.inf, np.inf), parts["bonus"])
+        return Explanation("smallest", "s", parts)
+
+    def cost_s(self, round: int) -> FloatArray:
+        """Compute the optimistic cost of every arm that was tried.
+
+        Parameters
+        ----------
+        round : int, >= 1
+            Round number t.
+
+        Returns
+        -------
+        (*batch, num_arms) float64
+            Seconds, in [0, tau_max]; of an arm that was not tried, that of an average one.
+        """
+        tries = self._tries()
+        return self._cost_s(round, tries, self._mean_times_s(), self._failure_share(tries))
+
+    def _costs_s(self, round: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the mean time of every arm, that with its failures, and its cost [s]."""
+        tries, mean = self._tries(), self._mean_times_s()
+        share = self._failure_share(tries)
+        expected = mean + share * (self.tau_max_s - mean)
+        return mean, expected, self._cost_s(round, tries, mean, share)
+
+    def _cost_s(
+        self, round: int, tries: IntArray, mean_s: FloatArray, share: FloatArray
+    ) -> FloatArray:
+        """Return the cost by m, and by q, which is not yet optimistic."""
+        root = math.sqrt(math.log(round))
+        successes = np.maximum(self.success_count, 1)
+        spread = np.sqrt(_ratio(self.square_sum, self.square_count))[..., np.newaxis]
+        cost = np.maximum(1.0 - _EXPLORATION * root * spread / np.sqrt(successes), 0.0)
+        cost *= mean_s
+        failing = share - (
+            _FAILURE_EXPLORATION * root * np.sqrt(share * (1.0 - share) / np.maximum(tries, 1))
+        )
+        np.maximum(failing, 0.0, out=failing)
+        cost *= 1.0 - failing
+        cost += failing * self.tau_max_s
+        return np.asarray(cost)
+
+    def _failure_share(self, tries: IntArray) -> FloatArray:
+        """Return the estimated probability of failing, q."""
+        everybody = self.failure_count.sum(axis=-1) + 0.5
+        everybody /= tries.sum(axis=-1) + 1.0
+        return np.asarray((self.failure_count + everybody[..., np.newaxis]) / (tries + 1.0))
+
+    def _mean_times_s(self) -> FloatArray:
+        """Return m, or the mean of all successes for an arm that has none."""
+        count = self.success_count
+        mean = _ratio((self.mean_time_s * count).sum(axis=-1), count.sum(axis=-1))
+        return np.where(count > 0, self.mean_time_s, mean[..., np.newaxis])
+
+    def _tries(self) -> IntArray:
+        return self.success_count + self.failure_count
+
+    def _untried(self) -> BoolArray:
+        return np.asarray(self._tries() == 0)
+
+    def _worth_trying(self, round: int) -> BoolArray:
+        """Tell for each row whether a round of untried arms would pay off, (*batch,)."""
+        tries = self._tries()
+        tried = tries > 0
+        count = np.count_nonzero(tried, axis=-1)
+        few = count < 2 * self.num_selected
+        if few.all():
+            return np.asarray(few)
+        share = self.failure_count / np.maximum(tries, 1)
+        cost = self._mean_times_s() * (1.0 - share) + share * self.tau_max_s
+        cost = np.sort(np.where(tried, cost, self.tau_max_s), axis=-1)
+        now = _at_rank(cost, np.minimum(self.num_selected, count) - 1.0)
+        then = _at_rank(cost, self.num_selected * count / (count + self.num_selected) - 1.0)
+        price = _ratio(self.trial_time_s, self.num_trials) - now
+        # Not above: where nobody tried is any good, another trial costs nothing.
+        return np.asarray(few | ((now - then) * max(_HORIZON, round) >= price))
+
+    def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
+        arms = selection.positions
+        if not arms.size:
+            return
+        completed = outcome.completed.take(arms)
+        time_s = np.where(completed, outcome.round_trip_time_s.take(arms), self.tau_max_s)
+        time_s = np.minimum(time_s, self.tau_max_s)
+        rows = arms // self.num_arms
+        self._note_lengths(arms, rows, time_s)
+        alarmed = self._detect(arms, rows, time_s, completed)
+        self._update_means(arms, rows, time_s, completed)
+        if alarmed.size:
+            self._forget(selection, alarmed)
+
+    def _note_lengths(self, arms: IntArray, rows: IntArray, time_s: FloatArray) -> None:
+        """Learn what rounds cost, and those of untried arms in particular."""
+        played, first = np.unique(rows, return_index=True)  # a row's arms are neighbours
+        length_s = np.maximum.reduceat(time_s, first)
+        untried = self._untried().take(arms)
+        trial = 2 * np.add.reduceat(untried.astype(np.int64), first) >= self.num_selected
+        _flat(self.since_retrial_s)[played] += length_s
+        _flat(self.trial_time_s)[played] += np.where(trial, length_s, 0.0)
+        _flat(self.num_trials)[played] += trial
+
+    def _detect(
+        self, arms: IntArray, rows: IntArray, time_s: FloatArray, completed: BoolArray
+    ) -> IntArray:
+        """Return the arms, as positions, that have become slower or faster."""
+        count = self.success_count.take(arms)
+        known = count >= _CHANGE_PLAYS
+        arms, rows, completed, count = arms[known], rows[known], completed[known], count[known]
+        if not arms.size:
+            return arms
+        deviation = np.sqrt(_ratio(_flat(self.log_square_sum), _flat(self.log_square_count)))[rows]
+        deviation *= np.sqrt(1.0 + 1.0 / count)
+        change = self._log(time_s[known]) - self.mean_log_time.take(arms)
+        change = np.where(completed, change / np.maximum(deviation, _LEAST_TIME), np.inf)
+        change = np.clip(change, -_CHANGE_CLIP, _CHANGE_CLIP)
+        threshold = 2.0 * np.log1p(self.play_count.sum(axis=-1).reshape(-1)[rows])
+        alarm = np.zeros(arms.size, dtype=np.bool_)
+        for sums, excess in ((self.slower, change), (self.faster, -change)):
+            value = np.maximum(sums.take(arms) + excess - _CHANGE_SLACK, 0.0)
+            _flat(sums)[arms] = value
+            alarm |= value > threshold
+        return arms[alarm]
+
+    def _update_means(
+        self, arms: IntArray, rows: IntArray, time_s: FloatArray, completed: BoolArray
+    ) -> None:
+        _flat(self.failure_count)[arms[~completed]] += 1
+        arms, rows, time_s = arms[completed], rows[completed], time_s[completed]
+        before = self.success_count.take(arms)
+        count = before + 1
+        log_time, mean_log = self._log(time_s), self.mean_log_time.take(arms)
+        # An arm's typical time, with that of all arms as one more: it has few of its own at first.
+        num_rows = _flat(self.square_sum).size
+        log_sum = (self.mean_log_time * self.success_count).sum(axis=-1).reshape(-1)
+        log_sum += np.bincount(rows, log_time, num_rows)
+        total = self.success_count.sum(axis=-1).reshape(-1) + np.bincount(rows, minlength=num_rows)
+        typical = np.exp((mean_log * before + (log_sum / np.maximum(total, 1))[rows]) / count)
+        time_s = np.minimum(time_s, _CAP * np.sqrt(count) * typical)
+
+        mean = self.mean_time_s.take(arms)
+        new_mean = mean + (time_s - mean) / count
+        new_mean_log = mean_log + (log_time - mean_log) / count
+        square = (time_s - mean) * (time_s - new_mean) / np.maximum(new_mean, _LEAST_TIME) ** 2
+        log_square = (log_time - mean_log) * (log_time - new_mean_log)
+        again = before > 0  # the first has no deviation
+        for sums, counts, value in (
+            (self.square_sum, self.square_count, square),
+            (self.log_square_sum, self.log_square_count, log_square),
+        ):
+            _flat(sums)[...] += np.bincount(rows[again], value[again], num_rows)
+            _flat(counts)[...] += np.bincount(rows[again], minlength=num_rows)
+        _flat(self.mean_time_s)[arms] = new_mean
+        _flat(self.mean_log_time)[arms] = new_mean_log
+        _flat(self.success_count)[arms] = count
+
+    def _forget(self, selection: Selection, alarmed: IntArray) -> None:
+        """Forget the arms that have changed, and where it is cheap those that nobody watched."""
+        forgotten = np.zeros(self.shape, dtype=np.bool_)
+        _flat(forgotten)[alarmed] = True
+        price = _ratio(self.trial_time_s, self.num_retrials + 1.0)  # of one trial of everybody
+        retried = forgotten.any(axis=-1) & (price <= _RETRIAL_SHARE * self.since_retrial_s)
+        self.num_retrials += retried
+        self.since_retrial_s[...] = np.where(retried, 0.0, self.since_retrial_s)
+        forgotten |= retried[..., np.newaxis] & ~selection.mask
+        for name in _FORGOTTEN:
+            getattr(self, name)[forgotten] = 0
+
+    def _log(self, time_s: FloatArray) -> FloatArray:
+        return np.log(np.maximum(time_s, _LEAST_TIME * self.tau_max_s))
+
+
+def _ratio(part: FloatArray, whole: FloatArray | IntArray) -> FloatArray:
+    """Return ``part / whole``, 0 where there is nothing."""
+    return np.where(whole > 0, part / np.maximum(whole, _LEAST_TIME), 0.0)
+
+
+def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a view with one axis."""
+    return array.reshape(-1)
+
+
+def _at_rank(sorted_values: FloatArray, rank: FloatArray) -> FloatArray:
+    """Return the value at a rank from 0 for each row, on the line through its neighbours.
+
+    The best of a few is no limit: below rank 0 the line goes on, down to a value of 0.
+    """
+    rank = np.minimum(rank, sorted_values.shape[-1] - 1.0)
+    low = np.maximum(np.floor(rank), 0.0).astype(np.int64)[..., np.newaxis]
+    high = np.minimum(low + 1, sorted_values.shape[-1] - 1)
+    below = np.take_along_axis(sorted_values, low, axis=-1)[..., 0]
+    above = np.take_along_axis(sorted_values, high, axis=-1)[..., 0]
+    return np.asarray(np.maximum(below + (rank - low[..., 0]) * (above - below), 0.0))

@@ -1,0 +1,142 @@
+"""CS-UCB-Q-Adaptive: fast arms, a guaranteed share for each of them, and slow arms in company."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection
+from ..floors import QueuePolicy
+from ..selection import cheapest_set, explain_cheapest_set
+from .cs_ucb_adaptive import CsUcbAdaptive
+
+_PATIENCE: Final = 6.0
+"""Rounds that an arm may be owed before it is worth a slow round of its own, d."""
+_SUM_WEIGHT: Final = 0.1
+"""Weight of the sum of the costs beside their maximum, w."""
+_LEAST_SCALE: Final = 0.1
+"""What an owed round of a fast arm is worth at least, in units of the N-th smallest cost, e."""
+
+
+class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
+    """CS-UCB-Q-Adaptive: no parameter to set but the floors.
+
+    In round t it selects the min(N, abs(A(t))) available arms S that minimise
+
+        max over k in S of cost_k + w sum over k in S of cost_k - sum over k in S of v_k,
+        v_k = D_k max(cost_k - g, e g) / d + max(D_k - d, 0) (h - g + e g),
+
+    cost as in :class:`.CsUcbAdaptive`, D the virtual queues of
+    CS-UCB-Q, g the N-th smallest cost of all arms, h the largest, w = e = 0.1, d = 6. It is the
+    drift-plus-penalty rule of CS-UCB-Q (Neely, "Stochastic network optimization", 2010) with three
+    changes:
+
+    - The penalty is the time of the round, which its slowest arm decides, not a sum of the arms'
+      indices. So slow arms that are owed a little wait for each other and share a slow round. The
+      sum in second place stands for the randomness of the times: of two equally fast sets by
+      means the one with the faster others is faster.
+    - Each queue has its own weight, by which an arm that is owed d rounds is worth a round of its
+      own pace. With one weight for all (beta), a very slow arm would set the scale of all others.
+    - Arms that are owed more than d rounds go first. Shares keep within d rounds of the floors
+      where that is feasible, from the beginning on.
+
+    An arm with a floor is tried at once; the others as in the policy without floors.
+
+    Parameters
+    ----------
+    min_participation : (num_arms,) array-like of float, in [0, 1), optional
+        Least fraction of rounds in which each arm is to be selected, c; 0 if left out.
+    **parameters
+        Those of :class:`.SchedulingPolicy`.
+
+    Attributes
+    ----------
+    virtual_queue : (*batch, num_arms) float64, >= 0
+        Debt D that the next round uses [rounds].
+
+    Raises
+    ------
+    ConfigError
+        If a parameter has the wrong type, length or range.
+    """
+
+    name: ClassVar[str] = "cs-ucb-q-adaptive"
+    _per_arm: ClassVar[Mapping[str, float]] = {**CsUcbAdaptive._per_arm, **QueuePolicy._per_arm}
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        if self.num_arms <= self.num_selected:
+            return context.available.copy()
+        cost = self.cost_s(context.round)
+        untried = self._untried()
+        value = self._value(cost, untried)
+        if untried.any():
+            value[untried] = self._untried_values(context.round)[untried]
+            cost[untried] = 0.0
+        return cheapest_set(
+            cost, value, context.available, self.num_selected, self._rng, sum_weight=_SUM_WEIGHT
+        )
+
+    def _explain(self, selection: Selection) -> Explanation:
+        mean, expected, cost = self._costs_s(selection.round)
+        untried = self._untried()
+        values = self._values(cost, untried)
+        any_untried = bool(untried.any())
+        if any_untried:
+            for value in values.values():
+                value[untried] = 0.0
+            for each in (mean, expected, cost):
+                each[untried] = 0.0
+        explanation = explain_cheapest_set(
+            {"mean": mean, "failures": expected, "bonus": cost},
+            values,
+            selection.mask,
+            unit="s",
+            sum_weight=_SUM_WEIGHT,
+        )
+        if any_untried:
+            bonus = explanation.parts["bonus"]
+            bonus[untried] -= self._untried_values(selection.round)[untried]
+        return explanation
+
+    def _untried_values(self, round: int) -> FloatArray:
+        """Return what selecting each arm would be worth if it were untried: most, or least."""
+        tried_now = self._worth_trying(round)[..., np.newaxis] | (self._min_participation > 0)
+        beyond_all = (
+            (self.num_arms + 1) * self.tau_max_s * (1.0 + self.virtual_queue.max(initial=0.0))
+        )
+        return np.asarray(np.where(tried_now, beyond_all, -beyond_all))
+
+    def _value(self, cost: FloatArray, untried: BoolArray) -> FloatArray:
+        """Return what selecting each arm is worth, v [s]."""
+        return np.asarray(sum(self._values(cost, untried).values()))
+
+    def _values(self, cost: FloatArray, untried: BoolArray) -> dict[str, FloatArray]:
+        """Return what selecting each arm is worth [s], in parts."""
+        if not self.num_arms:
+            return {"queue": np.zeros(self.shape)}
+        known = np.sort(np.where(untried, np.inf, cost), axis=-1)
+        count = np.maximum(np.count_nonzero(~untried, axis=-1), 1)[..., np.newaxis]
+        fast = np.take_along_axis(known, np.minimum(self.num_selected, count) - 1, axis=-1)
+        slow = np.take_along_axis(known, count - 1, axis=-1)
+        fast, slow = (np.where(np.isfinite(each), each, 0.0) for each in (fast, slow))
+        least = _LEAST_SCALE * fast
+        preferences = self._preferences(fast)
+        most = slow - fast + least  # what could speak against an arm
+        for each in preferences.values():
+            most = most + np.ptp(each, axis=-1, keepdims=True)
+        value = np.maximum(cost - fast, least)
+        value *= self.virtual_queue / _PATIENCE
+        value += np.maximum(self.virtual_queue - _PATIENCE, 0.0) * most
+        return {"queue": value, **preferences}
+
+    def _preferences(self, fast: FloatArray) -> dict[str, FloatArray]:
+        """Return what else makes an arm worth selecting [s]; of this policy nothing.
+
+        Parameters
+        ----------
+        fast : (*batch, 1) float64
+            The N-th smallest cost, g [s].
+        """
+        return {}
