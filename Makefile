@@ -23,7 +23,7 @@ lint: $(VENV)/.installed-dev | $(LINKS)
 
 $(LINKS):
 	mkdir -p $@
-	ln -s ../../flower_scheduling/__init__.py ../../flower_scheduling/py.typed $@
+	ln -s ../../flower_scheduling/*.py ../../flower_scheduling/py.typed $@
 	ln -s ../../client ../../server ../../simulation ../../strategies $@
 
 check: lint test

@@ -149,11 +149,8 @@ def ask_superlink(grid: Any) -> None:
 
 
 def measure_superlink() -> list[float]:
-    from flower_scheduling.server.runtimes.superlink import (
-        SuperLink,
-        SuperLinkError,
-        supernode_command,
-    )
+    from flower_scheduling.errors import SuperLinkError
+    from flower_scheduling.server.runtimes.superlink import SuperLink, supernode_command
 
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as name:

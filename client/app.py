@@ -22,12 +22,13 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
+from flower_scheduling.errors import ClientConfigError
+
 from .learning.mnist import load_mnist
 from .learning.models import NUM_CLASSES, Model, create_model, evaluate, minibatch_rng, train
 from .learning.partitions import build_partition
 from .link.emulation import emulation_mod
 from .wire import protocol
-from .wire.errors import ClientConfigError
 
 __all__ = ["ClientSettings", "app", "create_client_app"]
 

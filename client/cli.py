@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import ipaddress
 import logging
@@ -19,13 +18,18 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from .slots import take_slot
-from .wire.errors import ClientConfigError, ConnectionRefused, MnistUnavailableError
-from .wire.frames import package_version
+from flower_scheduling.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_USAGE,
+    ClientConfigError,
+    SchedulingError,
+    did_you_mean,
+    fail,
+)
 
-EXIT_DONE: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
+from .slots import take_slot
+from .wire.frames import package_version
 
 _OUR_APP: Final = "flower_scheduling.client.app:app"
 _NODE_CONFIG: Final = (
@@ -64,11 +68,11 @@ def main(
     try:
         cli.main(args=arguments, prog_name="flower-client", standalone_mode=False, obj=available)
     except click.ClickException as error:
-        return _fail(error.format_message(), EXIT_USAGE)
-    except ClientConfigError as error:
-        return _fail(str(error), EXIT_USAGE)
-    except (ConnectionRefused, MnistUnavailableError, OSError) as error:
-        return _fail(str(error), EXIT_FAILED)
+        return fail(error.format_message(), EXIT_USAGE)
+    except SchedulingError as error:
+        return fail(str(error), error.exit_code)
+    except OSError as error:
+        return fail(str(error), EXIT_FAILED)
     except (click.Abort, KeyboardInterrupt):
         pass  # the server was told; stopping is what was asked for
     return EXIT_DONE
@@ -196,8 +200,9 @@ def cli(
 
         load_mnist(node_config["data-dir"])  # a disk that is full or read-only ends it here
 
+    from flower_scheduling.errors import WireError
+
     from .stream import StreamClient
-    from .wire.frames import WireError
 
     try:
         client = StreamClient(
@@ -276,8 +281,7 @@ def _check_environment(context: click.Context) -> None:
         known.update(each.envvar for each in options if isinstance(each.envvar, str))
     for variable in sorted(os.environ.keys() - known):
         if variable.startswith(f"{_PREFIX}_") and os.environ[variable]:
-            close = difflib.get_close_matches(variable, sorted(known), n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = did_you_mean(variable, sorted(known))
             raise ClientConfigError(f"{variable} is set in the environment, and no flag{hint}")
 
 
@@ -340,8 +344,3 @@ def _load_app(path: str) -> Any:
     if not isinstance(found, ClientApp):
         raise ClientConfigError(f"app = {path!r} is a {type(found).__name__}, not a ClientApp")
     return found
-
-
-def _fail(text: str, code: int) -> int:
-    print("error: " + " ".join(text.split()), file=sys.stderr)
-    return code

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import filelock
 
-from .wire.errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError
 
 __all__ = ["take_slot"]
 

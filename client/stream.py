@@ -21,9 +21,15 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
 
+from flower_scheduling.errors import (
+    ClientConfigError,
+    ConnectionRefused,
+    VersionMismatch,
+    WireError,
+)
+
 from .wire import frames as wire
 from .wire.arrays import read_message
-from .wire.errors import ClientConfigError, ConnectionRefused
 from .wire.health import OwnFault, tls_hint
 
 __all__ = ["LOGGER", "ConnectionRefused", "StreamClient", "VersionMismatch", "Worker"]
@@ -37,10 +43,6 @@ _FAREWELL_S = 1.0
 _MAX_REASON_LENGTH = 1000
 _BROKEN = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, OSError)
 """What gRPC raises when a stream is no more."""
-
-
-class VersionMismatch(ConnectionRefused):
-    """Client and server speak different versions of the protocol."""
 
 
 class _ServerLeft(Exception):
@@ -228,7 +230,7 @@ class StreamClient:
             except ConnectionRefused as error:
                 if not self._may_insist(error):
                     raise
-            except (wire.WireError, *_BROKEN) as error:
+            except (WireError, *_BROKEN) as error:
                 self._say_lost(_describe(error))
             if time.monotonic() - begin_s > self._max_backoff_s:
                 backoff_s = _FIRST_BACKOFF_S  # it had been well
@@ -280,7 +282,7 @@ class StreamClient:
         if isinstance(frame, wire.Refused):
             self._raise_refused(frame)
         if not isinstance(frame, wire.Welcome):
-            raise wire.WireError("its first frame is no welcome")
+            raise WireError("its first frame is no welcome")
         return frame
 
     async def _read_frames(self, stream: _Stream, welcome: wire.Welcome) -> None:
@@ -297,7 +299,7 @@ class StreamClient:
             elif isinstance(frame, wire.Refused):
                 self._raise_refused(frame)
             else:
-                raise wire.WireError(f"{type(frame).__name__} is no frame of a server")
+                raise WireError(f"{type(frame).__name__} is no frame of a server")
 
     def _shrink(self, max_message_bytes: int) -> None:
         """Empty finished replies that a server, started anew with a lower limit, would not take.

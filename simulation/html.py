@@ -24,7 +24,9 @@ def render(template: str, **values: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("simulation", "."), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("flower_scheduling.simulation", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
     )
     environment.filters["base64"] = _base64
     return environment.get_template(template).render(**values)

@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.runs.directory import ROUNDS
-from flower_scheduling.strategies import ConfigError
 
 _HEAD: Final = 4096
 """Bytes in which the mark of a page is found."""
@@ -46,14 +46,18 @@ def refuse_other(key: str, target: Path, *, mark: str, what: str, force: bool) -
             return
         mode = stat.S_IFREG
     if not stat.S_ISREG(mode):
-        raise ConfigError(key, str(target), "the name of a file, not of a folder, pipe or device")
+        raise ConfigError(
+            key, str(target), "must be the name of a file, not of a folder, pipe or device"
+        )
     if _is_page(target, mark):
         return
     if run := _run_of(target):
-        allowed = f"a new file or an earlier {what}: nothing overwrites files of the run {run}"
-        raise ConfigError(key, str(target), allowed)
+        message = f"must be a new file or an earlier {what}: the run {run} is never overwritten"
+        raise ConfigError(key, str(target), message)
     if not force:
-        raise ConfigError(key, str(target), f"a new file or an earlier {what} (--force overwrites)")
+        raise ConfigError(
+            key, str(target), f"must be a new file or an earlier {what} (--force overwrites)"
+        )
 
 
 def _is_page(file: Path, mark: str) -> bool:

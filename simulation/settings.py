@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_scheduling.client.link.model import ComputeModel, LinkModel
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.settings.run import ServerConfig
-from flower_scheduling.strategies import ConfigError
 
 from .environments.paper import Environment
 
@@ -211,7 +211,7 @@ class SimulationConfig(ServerConfig):
         try:
             values = [float(part) for part in text.split(",")]
         except ValueError:
-            raise ConfigError(name.replace("_", "-"), text, allowed) from None
+            raise ConfigError(name.replace("_", "-"), text, f"must be {allowed}") from None
         self.require(name, count in (None, len(values)), f"{count} numbers separated by commas")
         self.require(name, bool(np.isfinite(values).all()), "finite numbers")
         return values

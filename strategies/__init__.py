@@ -3,19 +3,16 @@
 if "." not in __name__:  # a checkout is on sys.path: nothing is to be loaded twice
     raise ImportError("in a checkout, too, this package is flower_scheduling.strategies")
 
-from .base import (
+from flower_scheduling.errors import (
     ArrayError,
     ConfigError,
-    Explanation,
-    RoundContext,
     RoundOrderError,
-    RoundOutcome,
     SchedulingError,
-    SchedulingPolicy,
-    Selection,
     UnknownPolicyError,
     did_you_mean,
 )
+
+from .base import Explanation, RoundContext, RoundOutcome, SchedulingPolicy, Selection
 from .fairness import (
     EqualFloors,
     Feasibility,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import math
-import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
@@ -16,6 +14,8 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flower_scheduling.errors import ArrayError, ConfigError, RoundOrderError
+
 FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -23,63 +23,11 @@ IntArray: TypeAlias = NDArray[np.int64]
 STATE_VERSION: Final = 1
 """Version of what :meth:`SchedulingPolicy.state_dict` returns."""
 
-_REPR: Final = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 100
-
-
-class SchedulingError(Exception):
-    """Base of every error this project raises on purpose; its text is one line for the user."""
-
-
-class ConfigError(SchedulingError, ValueError):
-    """A setting is out of range or does not fit another.
-
-    Parameters
-    ----------
-    key : str
-        Name of the setting as the user writes it.
-    value : object
-        What was given.
-    allowed : str
-        What would be right, e.g. ``"a number in [0, 1]"``.
-    """
-
-    def __init__(self, key: str, value: object, allowed: str) -> None:
-        shown = " ".join(_REPR.repr(value).split())  # arrays print on several lines
-        super().__init__(f"{key} = {shown}: must be {allowed}")
-        self.key = key
-        self.value = value
-        self.allowed = allowed
-
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
-        # Without it an error raised in a worker process could not be sent back.
-        return type(self), (self.key, self.value, self.allowed)
-
-
-class UnknownPolicyError(SchedulingError, KeyError):
-    """No policy of that name is registered."""
-
-    __str__ = Exception.__str__  # KeyError would print the text in quotes
-
-
-class RoundOrderError(SchedulingError):
-    """A round was asked or told out of order, or told twice."""
-
-
-class ArrayError(SchedulingError, ValueError):
-    """An array handed to a policy has the wrong shape, type or content."""
-
-
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return ``" (did you mean x?)"`` with the nearest of the known words, or nothing."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
 
 def check_count(key: str, value: object, *, minimum: int) -> int:
     """Return `value` as an int if it is an integer >= `minimum`, else raise ConfigError."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
-        raise ConfigError(key, value, f"an integer >= {minimum}")
+        raise ConfigError(key, value, f"must be an integer >= {minimum}")
     return int(value)
 
 
@@ -101,7 +49,8 @@ def check_real(
         for sign, bound in ((">", above), (">=", at_least), ("<=", at_most))
         if math.isfinite(bound)
     ]
-    raise ConfigError(key, value, " ".join(["a finite number", " and ".join(bounds)]).strip())
+    allowed = " ".join(["must be a finite number", " and ".join(bounds)])
+    raise ConfigError(key, value, allowed.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +234,9 @@ class SchedulingPolicy(ABC):
         self.num_selected = check_count("num_selected", num_selected, minimum=1)
         self.tau_max_s = check_real("tau_max_s", tau_max_s, above=0.0)
         if not isinstance(rng, np.random.Generator):
-            raise ConfigError("rng", rng, "a numpy.random.Generator")
+            raise ConfigError("rng", rng, "must be a numpy.random.Generator")
         if not isinstance(batch_shape, tuple):
-            raise ConfigError("batch_shape", batch_shape, "a tuple of integers >= 1")
+            raise ConfigError("batch_shape", batch_shape, "must be a tuple of integers >= 1")
         self.batch_shape = tuple(check_count("batch_shape", n, minimum=1) for n in batch_shape)
         self.shape = (*self.batch_shape, self.num_arms)
         self._rng = rng
@@ -465,11 +414,13 @@ class SchedulingPolicy(ABC):
         expected.update({name: getattr(self, name) for name in self._settings})
         for name in (*expected, "round", "rng", *self._array_names()):
             if name not in state:
-                raise ConfigError(f"state[{name!r}]", None, "present")
+                raise ConfigError(f"state[{name!r}]", None, "must be present")
         for name, value in expected.items():
             found = list(state[name]) if name == "batch_shape" else state[name]
             if found != value:
-                raise ConfigError(f"state[{name!r}]", found, f"{value!r}, as in this policy")
+                raise ConfigError(
+                    f"state[{name!r}]", found, f"must be {value!r}, as in this policy"
+                )
 
         last_round = check_count("state['round']", state["round"], minimum=0)
         arrays = {name: self._loaded_array(name, state[name]) for name in self._array_names()}
@@ -477,7 +428,9 @@ class SchedulingPolicy(ABC):
             self._rng.bit_generator.state = copy.deepcopy(state["rng"])
         except (TypeError, ValueError, KeyError) as error:
             kind = type(self._rng.bit_generator).__name__
-            raise ConfigError("state['rng']", state["rng"], f"the state of a {kind}") from error
+            raise ConfigError(
+                "state['rng']", state["rng"], f"must be the state of a {kind}"
+            ) from error
         for name, array in arrays.items():
             self._assign(name, array)
         self._last_round = last_round
@@ -514,7 +467,7 @@ class SchedulingPolicy(ABC):
 
     def _check_per_arm(self, name: str, value: ArrayLike, count: int) -> FloatArray:
         """Return the checked values of a per-arm parameter for `count` arms."""
-        raise ConfigError(name, value, f"left out: {self.name} has no such per-arm parameter")
+        raise ConfigError(name, value, f"is no per-arm parameter of {self.name}")
 
     def _assign(self, name: str, array: NDArray[Any]) -> None:
         setattr(self, name, array)
@@ -527,9 +480,11 @@ class SchedulingPolicy(ABC):
         try:
             array = np.array(value, dtype=current.dtype)  # a copy
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"state[{name!r}]", value, f"of type {current.dtype}") from error
+            raise ConfigError(
+                f"state[{name!r}]", value, f"must be of type {current.dtype}"
+            ) from error
         if array.shape != current.shape:
-            raise ConfigError(f"state[{name!r}].shape", array.shape, f"{current.shape}")
+            raise ConfigError(f"state[{name!r}].shape", array.shape, f"must be {current.shape}")
         return array
 
     def _check_context(self, context: RoundContext) -> None:

@@ -11,7 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .base import ConfigError, FloatArray, IntArray, check_count, check_real
+from flower_scheduling.errors import ConfigError
+
+from .base import FloatArray, IntArray, check_count, check_real
 
 _BELOW_ONE: Final = math.nextafter(1.0, 0.0)
 _MAX_COMBINATIONS: Final = 2**16
@@ -47,11 +49,11 @@ def check_min_participation(
     except ValueError:  # a ragged list
         array = np.empty(0, dtype=np.object_)
     if array.dtype.kind not in "iuf" or array.shape != (num_arms,):
-        raise ConfigError(key, value, f"{num_arms} numbers, one per arm")
+        raise ConfigError(key, value, f"must be {num_arms} numbers, one per arm")
     wrong = np.flatnonzero(~((array >= 0) & (array < 1)))  # also catches NaN
     if wrong.size:
         arm = int(wrong[0])
-        raise ConfigError(f"{key}[{arm}]", float(array[arm]), "in [0, 1)")
+        raise ConfigError(f"{key}[{arm}]", float(array[arm]), "must be in [0, 1)")
     return array.astype(np.float64)
 
 
@@ -127,7 +129,9 @@ class NamedFloors(FloorRule):
     ) -> FloatArray:
         count = _sizes(num_examples).size
         if names is None or len(names) != count:
-            raise ConfigError("fairness", dict(self.values), f"used where {count} arms have names")
+            raise ConfigError(
+                "fairness", dict(self.values), f"is by name, and the {count} arms have none"
+            )
         return np.array([self.values.get(name, 0.0) for name in names], dtype=np.float64)
 
 
@@ -231,7 +235,7 @@ def parse_floors(text: str) -> FloorRule:
         If the text is of none of these forms, or a number is out of range.
     """
     if not isinstance(text, str):
-        raise ConfigError("fairness", text, _FORMS)
+        raise ConfigError("fairness", text, f"must be {_FORMS}")
     name, colon, argument = (part.strip() for part in text.strip().lower().partition(":"))
     try:
         if "=" in text:
@@ -244,7 +248,7 @@ def parse_floors(text: str) -> FloorRule:
     except ConfigError:
         raise
     except (KeyError, ValueError):
-        raise ConfigError("fairness", text, _FORMS) from None
+        raise ConfigError("fairness", text, f"must be {_FORMS}") from None
 
 
 def _parse_named(text: str) -> NamedFloors:
@@ -253,7 +257,9 @@ def _parse_named(text: str) -> NamedFloors:
         name, equals, number = part.rpartition("=")  # a name may hold the sign itself
         name = name.strip()
         if not equals or not name or name in values:
-            raise ConfigError("fairness", text, "NAME=FLOOR, separated by commas, each name once")
+            raise ConfigError(
+                "fairness", text, "must be NAME=FLOOR, separated by commas, each name once"
+            )
         values[name] = float(number)
     return NamedFloors(values)
 
@@ -450,9 +456,9 @@ def _likely_sets(
 def _sizes(num_examples: ArrayLike) -> FloatArray:
     array = np.asarray(num_examples)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
-        raise ConfigError("num_examples", num_examples, "one number per arm")
+        raise ConfigError("num_examples", num_examples, "must be one number per arm")
     if not (np.isfinite(array) & (array >= 0)).all():
-        raise ConfigError("num_examples", num_examples, "finite and >= 0")
+        raise ConfigError("num_examples", num_examples, "must be finite and >= 0")
     return array.astype(np.float64)
 
 
@@ -461,7 +467,7 @@ def _shares(num_examples: ArrayLike, places: float) -> FloatArray:
     sizes = _sizes(num_examples)
     total = sizes.sum()
     if sizes.size and not total > 0:
-        raise ConfigError("num_examples", num_examples, "positive for at least one arm")
+        raise ConfigError("num_examples", num_examples, "must be positive for at least one arm")
     return np.minimum(places * sizes / total if sizes.size else sizes, _BELOW_ONE)
 
 
@@ -469,7 +475,7 @@ def _availability(value: ArrayLike, num_arms: int) -> FloatArray:
     allowed = f"one probability, or {num_arms} of them, in [0, 1]"
     array = np.asarray(value)
     if array.dtype.kind not in "iuf" or array.shape not in ((), (num_arms,)):
-        raise ConfigError("availability", value, allowed)
+        raise ConfigError("availability", value, f"must be {allowed}")
     if not ((array >= 0) & (array <= 1)).all():
-        raise ConfigError("availability", value, allowed)
+        raise ConfigError("availability", value, f"must be {allowed}")
     return np.array(np.broadcast_to(array, (num_arms,)), dtype=np.float64)

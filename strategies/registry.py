@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from .base import ConfigError, SchedulingPolicy, UnknownPolicyError, did_you_mean
+from flower_scheduling.errors import ConfigError, UnknownPolicyError, did_you_mean, nearest
+
+from .base import SchedulingPolicy
 from .comparators.bsfl import Bsfl
 from .comparators.e3cs import E3cs
 from .comparators.fedcs import FedCs
@@ -178,9 +180,11 @@ def build_policy(name: str, **params: Any) -> SchedulingPolicy:
     taken = spec.parameters()
     for param, value in params.items():
         if param not in taken:
-            hint = did_you_mean(param, taken)
-            raise ConfigError(param, value, f"a parameter of {name}: {', '.join(taken)}{hint}")
+            hint = nearest(param, taken)
+            raise ConfigError(
+                param, value, f"is no parameter of {name}, which takes {', '.join(taken)}", hint
+            )
     for param, required in taken.items():
         if required and param not in params:
-            raise ConfigError(param, None, f"given: {name} needs it")
+            raise ConfigError(param, None, f"is missing: {name} needs it")
     return spec.build(**params)

@@ -35,7 +35,7 @@ import platformdirs
 import torch
 from numpy.typing import NDArray
 
-from ..wire.errors import MnistUnavailableError
+from flower_scheduling.errors import DataUnavailableError
 
 __all__ = [
     "MnistData",
@@ -176,7 +176,7 @@ def load_mnist(cache_dir: str | os.PathLike[str] | None = None) -> MnistData:
 
     Raises
     ------
-    MnistUnavailableError
+    DataUnavailableError
         If the files are not there and no source delivers them.
     """
     return _load(_resolve(cache_dir))
@@ -221,7 +221,7 @@ def ensure_mnist(
 
     Raises
     ------
-    MnistUnavailableError
+    DataUnavailableError
         If no source delivers, or the folder cannot be written.
     """
     root = _resolve(cache_dir)
@@ -233,12 +233,12 @@ def ensure_mnist(
         with _locked(raw, report):
             _fetch(raw, report)
     except filelock.Timeout:
-        raise MnistUnavailableError(
+        raise DataUnavailableError(
             f"another process has been fetching MNIST into {raw} for {_LOCK_TIMEOUT_S:g} s:"
             " end it, or choose another folder"
         ) from None
     except OSError as error:
-        raise MnistUnavailableError(
+        raise DataUnavailableError(
             f"cannot write MNIST to {raw} ({error.strerror or error}): choose a writable folder"
         ) from error
     return root
@@ -297,7 +297,7 @@ def _fetch(raw: Path, report: Report) -> None:
             report(f"MNIST: {name}: {error}")
     if missing:
         names = ", ".join(file.name for file in missing)
-        raise MnistUnavailableError(
+        raise DataUnavailableError(
             f"no source for MNIST is reachable: put the uncompressed files {names} into {raw}"
         )
     report(f"MNIST: complete in {raw}")

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from flower_scheduling.errors import ClientConfigError, TrainingDivergedError
+
 from ..wire.arrays import decode_array, encode_array
-from ..wire.errors import ClientConfigError
 from .mnist import scale_pixels
 from .partitions import lookup
 
@@ -43,10 +44,6 @@ NUM_CLASSES: Final = 10
 
 _EVALUATION_BATCH: Final = 500
 """Images per forward pass: bounds memory on small devices, large enough to cost no time."""
-
-
-class TrainingDivergedError(ArithmeticError):
-    """The local loss is no longer a finite number."""
 
 
 class LogisticRegression(nn.Linear):

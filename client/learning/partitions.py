@@ -13,7 +13,7 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError
 
 __all__ = [
     "PARTITIONERS",

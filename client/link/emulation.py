@@ -18,7 +18,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, UserConfig
 from flwr.clientapp.typing import ClientAppCallable
 
-from ..wire.errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError
+
 from ..wire.protocol import COMPUTE_S, CONFIG, LINK_S, SERVER_ROUND, TIMING
 from .model import LinkModel
 

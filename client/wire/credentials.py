@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from .errors import CertificateTimeError, ClientConfigError
+from flower_scheduling.errors import CertificateTimeError, ClientConfigError
 
 __all__ = [
     "channel_credentials",

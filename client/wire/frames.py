@@ -30,6 +30,8 @@ from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeAlias
 
+from flower_scheduling.errors import WireError
+
 PROTOCOL_VERSION: Final = 1
 """Version of the frames. Ends that differ in it do not talk to each other."""
 
@@ -56,10 +58,6 @@ MAX_ID_LENGTH: Final = 64
 """Longest id of a message or session [characters]."""
 MAX_IDS: Final = 1024
 """Most ids in one frame: what a client can have in hand, or a server acknowledge at once."""
-
-
-class WireError(ValueError):
-    """A frame is not what the protocol says; the text is one line."""
 
 
 class Kind(IntEnum):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from .errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError
 
 __all__ = ["OwnFault", "check_health", "check_timeout", "no_answer", "tls_hint"]
 

@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from flower_scheduling.client.wire.credentials import check_pair, expiry, load_certificate, load_key
-from flower_scheduling.client.wire.errors import ClientConfigError
-from flower_scheduling.strategies import ConfigError
+from flower_scheduling.errors import ClientConfigError, ConfigError
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
@@ -65,7 +64,7 @@ class CertificateFolder:
             raise ConfigError(
                 "certificates",
                 str(self.path),
-                "a folder without an authority, or use ensure or renew",
+                "must be a folder without an authority, or use ensure or renew",
             )
         self._create_authority()
         self.issue_server(hosts)
@@ -123,7 +122,7 @@ class CertificateFolder:
             raise ConfigError(
                 "certificates",
                 str(self.path),
-                f"a folder with {lost.name}: bring it back, or delete {certificate.name},"
+                f"must be a folder with {lost.name}: bring it back, or delete {certificate.name},"
                 f" {key.name}, server.* and clients there, and give every client new files",
             )
         return False  # a key alone has signed nothing
@@ -207,7 +206,9 @@ class CertificateFolder:
         authority_key = load_key(self.path / "ca.key")
         if authority_key.public_key() != authority.public_key():
             raise ConfigError(
-                "certificates", str(self.path), "a folder whose ca.key is that of its ca.pem"
+                "certificates",
+                str(self.path),
+                "must be a folder whose ca.key is that of its ca.pem",
             )
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), authority.subject, key.public_key(), LEAF_DAYS)
@@ -229,7 +230,9 @@ def _name(common: str) -> x509.Name:
 def _check_client(name: str) -> None:
     if not _CLIENT_NAME.fullmatch(name):
         raise ConfigError(
-            "name", name, "1 to 64 letters, digits, '.', '-' or '_', beginning with one of them"
+            "name",
+            name,
+            "must be 1 to 64 letters, digits, '.', '-' or '_', beginning with one of them",
         )
 
 
@@ -239,7 +242,7 @@ def _is_written(path: Path) -> bool:
 
 def _general_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     if not hosts:
-        raise ConfigError("host", "", "at least one name or address of the server")
+        raise ConfigError("host", "", "must be at least one name or address of the server")
     for host in hosts:
         _check_host(host)
     return x509.SubjectAlternativeName([_general_name(host) for host in hosts])
@@ -254,7 +257,7 @@ def _check_host(host: str) -> None:
         ipaddress.ip_address(host)
     except ValueError:
         if not _HOST.fullmatch(host):
-            raise ConfigError("host", host, "a host name or an IP address") from None
+            raise ConfigError("host", host, "must be a host name or an IP address") from None
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -17,8 +17,7 @@ from rich.logging import RichHandler
 
 from flower_scheduling.client.wire.frames import package_version
 from flower_scheduling.client.wire.health import check_health
-from flower_scheduling.strategies import ConfigError
-from flower_scheduling.strategies.base import did_you_mean
+from flower_scheduling.errors import ConfigError, nearest
 from flower_scheduling.strategies.flower import LOGGER
 
 from ..monitoring.status import status_table
@@ -69,7 +68,7 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     _refuse_unknown_variables(context)
     given = given_settings(flags)
     if go_on and not given.get("run-dir"):
-        raise ConfigError("continue", True, "given with --run-dir")
+        raise ConfigError("continue", True, "needs --run-dir")
     if resume is not None:
         config = FleetConfig.from_mapping(resumed_settings(resume, given, FleetConfig))
     else:
@@ -78,14 +77,16 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
             resume = Path(config.run_dir)
             config = FleetConfig.from_mapping(continued_settings(resume, config.to_mapping()))
     if resume is not None and (config.app or config.runtime != "stream"):
-        raise ConfigError("resume", str(resume), "a run of our own ServerApp on our streams")
+        raise ConfigError(
+            "resume", str(resume), "only runs of the built-in app on streams can be resumed"
+        )
     if config.app:
         for name, value in flags.items():  # what the environment says may be meant for others
             key = name.replace("_", "-")
             source = context.get_parameter_source(name)
             if key not in _WITH_APP and source is ParameterSource.COMMANDLINE:
-                allowed = "left out with --app: that app has settings of its own"
-                raise ConfigError(key, value, allowed)
+                message = "has no effect with --app: that app has settings of its own"
+                raise ConfigError(key, value, message)
     if not config.run_dir and not config.app:
         config = replace(config, run_dir=str(default_run_dir(config.strategy)))
     console = Console(stderr=True)
@@ -123,8 +124,7 @@ def _refuse_unknown_variables(context: click.Context) -> None:
     known |= {f"{prefix}CONTINUE", TOKEN_VARIABLE}  # the first one's parameter has another name
     for name in sorted(os.environ.keys() - known):
         if name.startswith(prefix) and os.environ[name]:
-            hint = did_you_mean(name, known)
-            raise ConfigError(name, os.environ[name], f"a flag's variable{hint}, or not set")
+            raise ConfigError(name, os.environ[name], "no flag is set by it", nearest(name, known))
 
 
 def _handler(console: Console) -> logging.Handler:

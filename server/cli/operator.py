@@ -14,8 +14,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.credentials import check_pair, load_certificate
-from flower_scheduling.client.wire.errors import ClientConfigError
 from flower_scheduling.client.wire.health import check_timeout, no_answer
+from flower_scheduling.errors import ClientConfigError
 
 
 @contextmanager

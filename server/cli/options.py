@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,17 +16,19 @@ from flwr.app import ArrayRecord
 from rich.console import Console
 from rich.logging import RichHandler
 
-from flower_scheduling.client.wire.errors import ClientConfigError, MnistUnavailableError
-from flower_scheduling.strategies import SchedulingError
+from flower_scheduling.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    SchedulingError,
+    fail,
+)
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, RoundRecord
 
 from ..settings.base import Settings
 from ..settings.run import runnable_policies
 
-EXIT_DONE: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 _SAME_STOP_S: Final = 1.0
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -54,13 +55,13 @@ def run_command(command: click.Command, arguments: Sequence[str] | None, name: s
     try:
         command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.ClickException as error:
-        return _fail(error.format_message(), EXIT_USAGE)
-    except (SchedulingError, ClientConfigError) as error:
-        return _fail(str(error), EXIT_USAGE)
-    except (MnistUnavailableError, OSError) as error:
-        return _fail(_without_number(error), EXIT_FAILED)
+        return fail(error.format_message(), EXIT_USAGE)
+    except SchedulingError as error:
+        return fail(str(error), error.exit_code)
+    except OSError as error:
+        return fail(_without_number(error), EXIT_FAILED)
     except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return fail("interrupted", EXIT_INTERRUPTED)
     return EXIT_DONE
 
 
@@ -165,13 +166,8 @@ def log_warnings_to(console: Console) -> None:
     LOGGER.setLevel(logging.INFO)
 
 
-def _without_number(error: Exception) -> str:
-    """Return an error's text: of the system's the file and the words."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+def _without_number(error: OSError) -> str:
+    """Return the file and the words of a system's error."""
+    if error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
-
-
-def _fail(text: str, code: int) -> int:
-    print("error: " + " ".join(text.split()), file=sys.stderr)
-    return code

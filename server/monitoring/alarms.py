@@ -116,17 +116,17 @@ class Alarms:
         member = np.ones(record.num_arms, dtype=np.bool_)
         member[record.absent] = False
         slowest_s, timeouts = 0.0, 0
-        for arm, rtt_s, reason in zip(record.selected, record.rtt_s, record.reason, strict=True):
-            if reason is None:
-                self._failing[arm] = 0
-                self._failure.pop(arm, None)
-                slowest_s = max(slowest_s, rtt_s or 0.0)
+        for result in record.results:
+            if result.reason is None:
+                self._failing[result.arm] = 0
+                self._failure.pop(result.arm, None)
+                slowest_s = max(slowest_s, result.rtt_s or 0.0)
             else:
-                kind = failure_kind(reason)
-                self._failing[arm] += 1
-                self._failure[arm] = kind
+                kind = failure_kind(result.reason)
+                self._failing[result.arm] += 1
+                self._failure[result.arm] = kind
                 timeouts += kind == TIMEOUT
-        self._enter(list(record.selected), member, slowest_s, timeouts)
+        self._enter(record.selected, member, slowest_s, timeouts)
         self._judge_deadline()
         self._without_step = 0 if record.stepped else self._without_step + 1
         self._why_no_step = record.no_step or ""

@@ -32,13 +32,11 @@ class RoundLog:
         parts = [f"{record.time_s:.1f} s", f"{len(record.available)} clients available"]
         if record.accuracy is not None:
             parts.append(f"accuracy {record.accuracy:.4f}")
-        times = [
-            (rtt_s, name) for rtt_s, name in zip(record.rtt_s, record.names, strict=True) if rtt_s
-        ]
+        times = [(result.rtt_s, result.name) for result in record.results if result.rtt_s]
         if times:
             rtt_s, name = max(times)
             parts.append(f"slowest {name} {rtt_s:.3f} s")
         failed = record.completed.count(False)
         if failed:
-            parts.append(f"{failed} of {len(record.completed)} failed")
+            parts.append(f"{failed} of {len(record.results)} failed")
         LOGGER.info("round %d: %s", record.round, ", ".join(parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
@@ -84,25 +84,21 @@ class RoundMetrics:
         """Return the numbers of a round; this or :meth:`count` once for each, in order."""
         self.count(record)
         waited_s = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
-        completed_s = {
-            arm: rtt
-            for arm, rtt, reason in zip(record.selected, record.rtt_s, record.reason, strict=True)
-            if reason is None
-        }
+        completed_s = {result.arm: result.rtt_s for result in record.results if result.completed}
         rtt_s = _known(completed_s.values())
         found: dict[str, float | None] = {
             "round/time_s": record.time_s,
             "round/length_s": record.round_s,
             "round/clients": record.num_arms,
             "round/available": len(record.available),
-            "round/selected": len(record.selected),
+            "round/selected": len(record.results),
             "round/completed": record.completed.count(True),
             "round/failures": record.completed.count(False),
             "round/stepped": record.stepped,
             "round/rtt_mean_s": fmean(rtt_s) if rtt_s else None,
             "round/rtt_max_s": max(rtt_s, default=None),
-            "round/compute_mean_s": _mean(record.compute_s),
-            "round/link_mean_s": _mean(record.link_s),
+            "round/compute_mean_s": _mean(result.compute_s for result in record.results),
+            "round/link_mean_s": _mean(result.link_s for result in record.results),
             "round/slowest_arm": (
                 record.selected[waited_s.index(max(waited_s))] if waited_s else None
             ),
@@ -112,8 +108,9 @@ class RoundMetrics:
             **{f"failures/{kind}": count for kind, count in self._failures.items()},
         }
         if record.num_arms <= MOST_CLIENTS:
-            for arm, name in zip(record.selected, record.names, strict=True):
-                found[f"client/{_part(name, arm)}/rtt_s"] = completed_s.get(arm)
+            for result in record.results:
+                key = f"client/{_part(result.name, result.arm)}/rtt_s"
+                found[key] = completed_s.get(result.arm)
         return finite(found)
 
     def _owed(self, record: RoundRecord) -> dict[str, float | None]:
@@ -152,7 +149,7 @@ def _known(values: Any) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = _known(values)
     return fmean(known) if known else None
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from flwr.app import ArrayRecord
 
-from flower_scheduling.strategies import ConfigError, did_you_mean
+from flower_scheduling.errors import ConfigError, TrackerError, nearest
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 
 from .round_metrics import RoundMetrics, summary_metrics
@@ -459,10 +459,6 @@ class WandbTracker(Tracker):
         self._run.finish(exit_code=self._EXIT_CODES[status])
 
 
-class TrackerError(RuntimeError):
-    """A tracker cannot be used, and trying again is of no use; the text is one line."""
-
-
 TRACKERS: Final[Mapping[str, type[Tracker]]] = {
     "tensorboard": TensorBoardTracker,
     "mlflow": MlflowTracker,
@@ -482,10 +478,10 @@ def tracker_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")] if text else []
     for name in names:
         if name not in TRACKERS:
-            known = ", ".join(TRACKERS) + ", or several, separated by commas"
-            raise ConfigError("tracker", text, known + did_you_mean(name, TRACKERS))
+            message = f"must be {', '.join(TRACKERS)}, or several, separated by commas"
+            raise ConfigError("tracker", text, message, nearest(name, TRACKERS))
     if len(set(names)) < len(names):
-        raise ConfigError("tracker", text, "a list that names each once")
+        raise ConfigError("tracker", text, "names one twice")
     return names
 
 
@@ -501,9 +497,9 @@ def require_trackers(text: str, run_dir: str) -> None:
     missing = [name for name in names if importlib.util.find_spec(TRACKERS[name].package) is None]
     if missing:
         install = f"pip install '{_PROJECT}[{','.join(missing)}]'"
-        raise ConfigError("tracker", text, f"installed: {install}")
+        raise ConfigError("tracker", text, f"is not installed: {install}")
     if names and not run_dir:
-        raise ConfigError("tracker", text, "given with run-dir, where it keeps its files")
+        raise ConfigError("tracker", text, "needs run-dir, where it keeps its files")
 
 
 class Trackers:

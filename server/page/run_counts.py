@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flower_scheduling.strategies.flower import RoundRecord, failure_kind
 
-from ..runs.directory import MAX_LISTED_ARMS
+from ..runs.round_lines import MAX_LISTED_ARMS
 from .numbers import numbers
 
 _MAX_POINTS: Final = 600
@@ -87,14 +87,20 @@ class RunCounts:
         counts["sum"][arms[done]] += rtt_s[done]
         counts["square"][arms[done]] += rtt_s[done] ** 2
         counts["last_round"][arms[done]] = record.round
-        parts_s = np.array([record.compute_s, record.link_s], dtype=np.float64)
+        parts_s = (
+            np.array(
+                [[result.compute_s, result.link_s] for result in record.results], dtype=np.float64
+            )
+            .reshape(-1, 2)
+            .T
+        )
         known = done & np.isfinite(parts_s).all(axis=0) if arms.size else done
         for name, values in zip(("compute", "link"), parts_s, strict=True):
             counts[name][arms[known]] += values[known]
         counts["parts"][arms[known]] += 1
-        for arm, reason in zip(record.selected, record.reason, strict=True):
-            if reason is not None:
-                self.failures.setdefault(arm, Counter())[failure_kind(reason)] += 1
+        for result in record.results:
+            if result.reason is not None:
+                self.failures.setdefault(result.arm, Counter())[failure_kind(result.reason)] += 1
         taken = np.where(np.array(record.completed, dtype=np.bool_), rtt_s, np.inf)
         self._slowest.append(int(arms[np.argmax(taken)]) if arms.size else -1)
         self.time_s.append(record.time_s)

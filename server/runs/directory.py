@@ -23,14 +23,12 @@ import tomli_w
 from flwr.app import Array, ArrayRecord
 from safetensors import SafetensorError
 
-from flower_scheduling.strategies import ConfigError
+from flower_scheduling.errors import (ConfigError)
 from flower_scheduling.strategies.flower import (LOGGER, Arm, RoundRecord)
 
-from .round_lines import (parse_round, read_line)
+from .round_lines import line_of, parse_round, read_line
 from .scores import (ScoreLog, end_of, read_scores)
 
-SCHEMA: Final = 1
-"""Version of the lines in ``rounds.jsonl``."""
 TRUTH: Final = "truth.json"
 """File with the clients' true expected times, where they are known: in simulations."""
 ROUNDS: Final = "rounds.jsonl"
@@ -38,8 +36,6 @@ _OF_NO_RUN: Final = frozenset(
     (".lock", ".config.toml.tmp", ".live.json.tmp", "live.json", "lost+found")
 )
 """What may be in a folder in which no run has begun."""
-MAX_LISTED_ARMS: Final = 200
-"""Above this many arms the availability is not listed by arm."""
 
 
 def default_run_dir(what: str) -> Path:
@@ -71,10 +67,10 @@ def refuse_used(path: Path) -> None:
             return  # but a folder above it is a file: who creates it will say so
         names = {path.name}
     except OSError as error:  # a name that is too long, for one
-        allowed = f"a folder that can be created ({error.strerror})"
-        raise ConfigError("run-dir", str(path), allowed) from None
+        message = f"must be a folder that can be created ({error.strerror})"
+        raise ConfigError("run-dir", str(path), message) from None
     if names - _OF_NO_RUN:
-        raise ConfigError("run-dir", str(path), "a folder that does not exist yet, or is empty")
+        raise ConfigError("run-dir", str(path), "must be a folder that does not exist yet, or is empty")
 
 
 def write_whole(target: Path, data: str | bytes) -> None:
@@ -112,7 +108,7 @@ def lock_run(path: Path) -> filelock.BaseFileLock:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise ConfigError("run-dir", str(path), "a run that no other process writes") from None
+        raise ConfigError("run-dir", str(path), "must be a run that no other process writes") from None
     return lock
 
 
@@ -152,13 +148,13 @@ def read_rounds(
                     record = replace(record, queue=scores.owed.astype(np.float64))
             yield record
     if found < num_rounds:
-        raise ConfigError("resume", str(path), f"a run with {num_rounds} rounds in {file.name}")
+        raise ConfigError("resume", str(path), f"must be a run with {num_rounds} rounds in {file.name}")
 
 
 def _damaged(path: Path, number: int, error: ValueError) -> ConfigError:
     why = "" if isinstance(error, json.JSONDecodeError) else f" ({error})"
-    allowed = f"a run whose {ROUNDS} can be read: line {number} is damaged{why}"
-    return ConfigError("resume", str(path), allowed)
+    message = f"line {number} of its {ROUNDS} is damaged{why}"
+    return ConfigError("resume", str(path), message)
 
 
 def digest_rounds(path: Path, num_rounds: int) -> str:
@@ -212,12 +208,12 @@ def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            "initial-model", str(path), f"a readable safetensors file ({reason})"
+            "initial-model", str(path), f"must be a readable safetensors file ({reason})"
         ) from None
     want = {key: (array.shape, array.dtype) for key, array in like.items()}
     have = {key: (array.shape, str(array.dtype)) for key, array in found.items()}
     if have != want:
-        raise ConfigError("initial-model", str(path), f"a model with the arrays {want}")
+        raise ConfigError("initial-model", str(path), f"must be a model with the arrays {want}")
     return ArrayRecord({key: Array(found[key]) for key in like})
 
 
@@ -251,7 +247,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                "run-dir", str(path), f"a folder that can be created ({error.strerror})"
+                "run-dir", str(path), f"must be a folder that can be created ({error.strerror})"
             ) from None
         self._open(path, config, disk_required=disk_required, new=True)
         self._scores = ScoreLog(path)
@@ -339,31 +335,8 @@ class RunDirectory:
 
     def write_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Append one line to ``rounds.jsonl`` and keep the best model; a round hook."""
-        line: dict[str, Any] = {
-            "schema": SCHEMA,
-            "round": record.round,
-            "time_s": record.time_s,
-            "round_s": record.round_s,
-            "num_arms": record.num_arms,
-            "num_available": len(record.available),
-        }
-        if record.num_arms <= MAX_LISTED_ARMS:
-            line["available"] = record.available
-            line["absent"] = record.absent
-        line |= {
-            "selected": record.selected,
-            "rtt_s": record.rtt_s,
-            "completed": record.completed,
-            "reason": record.reason,
-            "compute_s": record.compute_s,
-            "link_s": record.link_s,
-            "stepped": record.stepped,
-            "no_step": record.no_step,
-            "accuracy": record.accuracy,
-            "loss": record.loss,
-            "scores": None,
-            "wall": {"time_s": round(time.monotonic() - self._begin, 6)},
-        }
+        wall_s = round(time.monotonic() - self._begin, 6)
+        line = {**line_of(record), "scores": None, "wall": {"time_s": wall_s}}
         with self.tolerating("scores of the clients"):
             line["scores"] = self._scores.append(record)
         text = json.dumps(line, separators=(",", ":"), allow_nan=False).encode()

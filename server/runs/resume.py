@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from flower_scheduling.strategies import ConfigError
+from flower_scheduling.errors import (ConfigError)
 from flower_scheduling.strategies.flower import (RoundRecord, ScheduledStrategy, TimedExchange)
 
 from .checkpoint import (Checkpoint, CheckpointFolder)
@@ -140,15 +140,15 @@ def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:
     found = CheckpointFolder(run_dir / FOLDER).load()
     if found is None:
         if rounds := count_rounds(run_dir):
-            allowed = f"a run with a good checkpoint: this one has {rounds} rounds and none"
-            raise ConfigError("resume", str(run_dir), allowed)
+            message = f"has {rounds} rounds, and no checkpoint that can be read"
+            raise ConfigError("resume", str(run_dir), message)
         return None
     # What an earlier version did not know has its default.
     before, now = {**ServerConfig().to_mapping(), **found.state["settings"]}, config.to_mapping()
     require_same(run_dir, before, now)
     if found.round > config.rounds:
-        allowed = f"at least {found.round}, the rounds that were run"
-        raise ConfigError("rounds", config.rounds, allowed)
+        message = f"must be at least {found.round}, the rounds that were run"
+        raise ConfigError("rounds", config.rounds, message)
     return found
 
 
@@ -174,9 +174,9 @@ def resumed_settings(
     before = _read_settings(run_dir)
     if before.keys() - kind.settings().keys() and kind.settings().keys() - before.keys():
         other = "python -m simulation" if "scenario" in before else "flower-server"
-        raise ConfigError("resume", str(run_dir), f"a run of this command, not of {other}")
+        raise ConfigError("resume", str(run_dir), f"must be a run of this command, not of {other}")
     if "run-dir" in given and Path(given["run-dir"]) != run_dir:
-        raise ConfigError("run-dir", given["run-dir"], "left out: --resume names the folder")
+        raise ConfigError("run-dir", given["run-dir"], "must not be given: --resume names the folder")
     known = {key: field.default for key, field in kind.settings().items()} | before
     require_same(run_dir, {key: known[key] for key in given if key in known}, given)
     return {**before, **given, "run-dir": str(run_dir)}
@@ -211,7 +211,7 @@ def _read_settings(run_dir: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError("resume", str(run_dir), f"the folder of a run ({reason})") from None
+        raise ConfigError("resume", str(run_dir), f"must be the folder of a run ({reason})") from None
 
 
 def require_same(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -229,7 +229,7 @@ def require_same(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any
     ]
     if keys:
         told = "; ".join(f"{key} = {before.get(key)!r}, not {now.get(key)!r}" for key in keys)
-        raise ConfigError("resume", str(run_dir), f"resumed with its settings: {told}")
+        raise ConfigError("resume", str(run_dir), f"the run has other settings: {told}")
 
 
 def restore(
@@ -266,7 +266,7 @@ def restore(
     state = saved.state
     model = state["model"]
     if model.keys() != like.keys():
-        raise ConfigError("resume", str(run_dir), f"a run whose model has the arrays {list(like)}")
+        raise ConfigError("resume", str(run_dir), f"must be a run whose model has the arrays {list(like)}")
     strategy.load_state_dict(state["strategy"])
     if isinstance(grid, StatefulGrid) and state["grid"] is not None:
         grid.load_state_dict(state["grid"])
@@ -277,8 +277,8 @@ def restore(
     history = RunHistory(arrays, records, target_accuracy=config.target_accuracy)
     # Earlier versions did not note of which rounds a checkpoint was made.
     if "rounds" in state and state["rounds"] != digest_rounds(run_dir, saved.round):
-        allowed = f"a run whose checkpoint was made after the rounds in its {ROUNDS}, not others"
-        raise ConfigError("resume", str(run_dir), allowed)
+        message = f"its checkpoint was made after other rounds than those in its {ROUNDS}"
+        raise ConfigError("resume", str(run_dir), message)
     return history
 
 

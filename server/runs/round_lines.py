@@ -1,4 +1,4 @@
-"""A line of ``rounds.jsonl``, read with care: the file may have been edited, torn or copied."""
+"""A line of ``rounds.jsonl``: written, and read with care, since the file may have been edited."""
 
 from __future__ import annotations
 
@@ -8,14 +8,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import ArmResult, RoundRecord
 
 from .scores import (AVAILABLE, MAX_ARMS)
 
+SCHEMA: Final = 1
+"""Version of the format."""
+MAX_LISTED_ARMS: Final = 200
+"""In larger fleets the available arms are counted, not listed."""
 _MOST_ARMS: Final = 10**7
 _MAX_ROWS: Final = 64  # of a round's scores
 _LARGEST: Final = 2**53
 """Beyond it no offset and no time is."""
+
+
+def line_of(record: RoundRecord) -> dict[str, Any]:
+    """Return what a line says of a round, in the order in which it says it."""
+    line: dict[str, Any] = {
+        "schema": SCHEMA,
+        "round": record.round,
+        "time_s": record.time_s,
+        "round_s": record.round_s,
+        "num_arms": record.num_arms,
+        "num_available": len(record.available),
+    }
+    if record.num_arms <= MAX_LISTED_ARMS:
+        line |= {"available": record.available, "absent": record.absent}
+    line["selected"] = record.selected
+    for name in _COLUMNS:
+        line[name] = [getattr(result, name) for result in record.results]
+    return line | {
+        "stepped": record.stepped,
+        "no_step": record.no_step,
+        "accuracy": record.accuracy,
+        "loss": record.loss,
+    }
 
 
 def read_line(data: bytes, number: int) -> dict[str, Any]:
@@ -56,7 +83,7 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
     if line["round"] != number:
         raise ValueError(f"it is of round {line['round']}")
     count = len(line["selected"])
-    if any(len(line[key]) != count for key in _PER_SELECTED):
+    if any(len(line[key]) != count for key in _COLUMNS):
         raise ValueError("its lists are not equally long")
     if any(ok and rtt is None for ok, rtt in zip(line["completed"], line["rtt_s"], strict=True)):
         raise ValueError("a client completed without a round-trip time")
@@ -97,9 +124,14 @@ def record_of(line: Mapping[str, Any], names: Sequence[str]) -> RoundRecord:
     selected = line["selected"]
     if max(selected, default=-1) >= len(names):
         raise ValueError("it has an arm without a name")
+    columns = [f.name for f in fields(ArmResult) if f.name in _COLUMNS]
+    results = [
+        ArmResult(arm, names[arm], **{name: line[name][place] for name in columns})
+        for place, arm in enumerate(selected)
+    ]
     values = {f.name: line[f.name] for f in fields(RoundRecord) if f.name in line}
     values.setdefault("available", list(range(line["num_available"])))
-    return RoundRecord(**values, names=[names[arm] for arm in selected])
+    return RoundRecord(**values, results=results)
 
 
 def _refuse(constant: str) -> None:
@@ -156,7 +188,14 @@ def _scores(value: object) -> bool:
     )
 
 
-_PER_SELECTED: Final = ("rtt_s", "completed", "reason", "compute_s", "link_s")
+_COLUMNS: Final[Mapping[str, Callable[[object], bool]]] = {
+    "rtt_s": _or_none(_seconds),
+    "completed": _flag,
+    "reason": _or_none(_text),
+    "compute_s": _or_none(_seconds),
+    "link_s": _or_none(_seconds),
+}
+"""Attributes of an :class:`.ArmResult` that a line lists, in the order of ``selected``."""
 _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "round": _count,
     "time_s": _seconds,
@@ -166,11 +205,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "available": _list_of(_count),
     "absent": _list_of(_count),
     "selected": _list_of(_count),
-    "rtt_s": _list_of(_or_none(_seconds)),
-    "completed": _list_of(_flag),
-    "reason": _list_of(_or_none(_text)),
-    "compute_s": _list_of(_or_none(_seconds)),
-    "link_s": _list_of(_or_none(_seconds)),
+    **{name: _list_of(is_good) for name, is_good in _COLUMNS.items()},
     "stepped": _flag,
     "no_step": _or_none(_text),
     "accuracy": _or_none(_metric),

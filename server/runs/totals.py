@@ -64,15 +64,15 @@ class Tallies:
         """Count a round."""
         self.rounds += 1
         self.steps += record.stepped
-        for arm, rtt_s, reason in zip(record.selected, record.rtt_s, record.reason, strict=True):
-            tally = self[arm]
+        for result in record.results:
+            tally = self[result.arm]
             tally.selections += 1
-            if reason is not None:
-                tally.failures[failure_kind(reason)] += 1
-            elif rtt_s is not None:
+            if result.reason is not None:
+                tally.failures[failure_kind(result.reason)] += 1
+            elif result.rtt_s is not None:
                 tally.completed += 1
-                tally.rtt_sum_s += rtt_s
-                tally.last_rtt_s = rtt_s
+                tally.rtt_sum_s += result.rtt_s
+                tally.last_rtt_s = result.rtt_s
 
 
 class RunHistory:
@@ -188,9 +188,9 @@ class RunHistory:
             return
         self._tallies.count(record)
         self._counted = record
-        for rtt_s, reason in zip(record.rtt_s, record.reason, strict=True):
-            if reason is None and rtt_s:
-                self._rtt_bins[math.ceil(math.log(rtt_s) / _BIN)] += 1
+        for result in record.results:
+            if result.completed and result.rtt_s:
+                self._rtt_bins[math.ceil(math.log(result.rtt_s) / _BIN)] += 1
         if record.accuracy is None:
             return
         self._evaluated = record

@@ -19,7 +19,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import ServerApp
 
 from flower_scheduling.client.wire.credentials import server_credentials
-from flower_scheduling.strategies import ConfigError, GivenFloors, parse_floors
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.strategies import GivenFloors, parse_floors
 from flower_scheduling.strategies.flower import LOGGER, RoundHook
 
 from ..app import check_settings, create_app
@@ -223,7 +224,9 @@ class DenyList:
                 self._read()
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
-                raise ConfigError("deny-list", path, f"a readable file ({reason})") from None
+                raise ConfigError(
+                    "deny-list", path, f"must be a readable file ({reason})"
+                ) from None
 
     def __call__(self, name: str) -> bool:
         """Tell whether a client must stay out."""
@@ -270,7 +273,7 @@ def app_config(folder: Path) -> UserConfig:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
         config = flatten_dict(found.get("tool", {}).get("flwr", {}).get("app", {}).get("config"))
     except (OSError, ValueError) as error:
-        raise ConfigError("app", str(file), f"a Flower app's settings ({error})") from None
+        raise ConfigError("app", str(file), f"must be a Flower app's settings ({error})") from None
     return config
 
 
@@ -284,13 +287,13 @@ def load_server_app(path: str) -> ServerApp:
     """
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
-        raise ConfigError("app", path, "MODULE:ATTRIBUTE")
+        raise ConfigError("app", path, "must be MODULE:ATTRIBUTE")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError("app", path, f"the name of a ServerApp ({error})") from None
+        raise ConfigError("app", path, f"must be the name of a ServerApp ({error})") from None
     if not isinstance(found, ServerApp):
-        raise ConfigError("app", path, f"a ServerApp, not a {type(found).__name__}")
+        raise ConfigError("app", path, f"must be a ServerApp, not a {type(found).__name__}")
     return found

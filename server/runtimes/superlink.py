@@ -31,7 +31,7 @@ import tomli_w
 from cryptography import x509
 
 from flower_scheduling.client.wire.credentials import load_certificate, server_credentials
-from flower_scheduling.strategies import ConfigError
+from flower_scheduling.errors import ConfigError, SuperLinkError
 from flower_scheduling.strategies.flower import LOGGER
 
 from ..app import build_strategy
@@ -73,10 +73,6 @@ _UNSUPPORTED: Final = {
 """Settings of our streams, and why they are of no use here."""
 
 Values = Mapping[str, int | float | bool | str]
-
-
-class SuperLinkError(ChildProcessError):
-    """Flower's runtime or the app on it failed; the text is one line."""
 
 
 def run_superlink(
@@ -468,7 +464,8 @@ def write_app(folder: Path) -> Path:
     folder.mkdir(parents=True)
     ours = folder / _IMPORT_NAME
     ours.mkdir()
-    shutil.copyfile(_source(_IMPORT_NAME) / "__init__.py", ours / "__init__.py")
+    for file in _source(_IMPORT_NAME).glob("*.py"):
+        shutil.copyfile(file, ours / file.name)
     for package in _PACKAGES:
         source = _source(f"{_IMPORT_NAME}.{package}")
         for file in sorted(source.rglob("*.py")):
@@ -522,11 +519,11 @@ def _metadata() -> tuple[str, list[str]]:
 
 def _refuse_unsupported(config: FleetConfig) -> None:
     if not config.run_dir:
-        raise ConfigError("run-dir", "", "a folder: the SuperLink keeps its state there")
+        raise ConfigError("run-dir", "", "must be a folder, in which the SuperLink keeps its state")
     for key, instead in _UNSUPPORTED.items():
         field = FleetConfig.settings()[key]
         if (value := getattr(config, field.name)) != field.default:
-            raise ConfigError(key, value, f"left out on the SuperLink runtime: {instead}")
+            raise ConfigError(key, value, f"has no effect on the SuperLink runtime: {instead}")
 
 
 def _keep(state: Path, run_dir: Path) -> None:
@@ -556,7 +553,7 @@ def _free_port(address: str, host: str, port: int) -> int:
             raise ConfigError(
                 "address",
                 address,
-                f"host:port of this machine, {FREE_PORT} ({error.strerror})",
+                f"must be host:port of this machine, {FREE_PORT} ({error.strerror})",
             ) from None
         return int(probe.getsockname()[1])
 
@@ -587,7 +584,9 @@ def _require_host(tls: Path, host: str) -> None:
         wanted = host
     if wanted not in names:
         raise ConfigError(
-            "tls", str(tls), f"a server certificate that names {host} (flower-certs --host {host})"
+            "tls",
+            str(tls),
+            f"must be a server certificate that names {host} (flower-certs --host {host})",
         )
 
 

@@ -10,7 +10,7 @@ import flwr.serverapp.strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 from flower_scheduling.client.wire.protocol import TRAIN_LOSS
-from flower_scheduling.strategies import ConfigError, did_you_mean
+from flower_scheduling.errors import ConfigError, nearest
 
 AGGREGATIONS: Final[dict[str, type[Strategy]]] = {
     cls.__name__.lower(): cls
@@ -55,7 +55,8 @@ def build_aggregation(name: str, options: str = "") -> Strategy:
         raise ConfigError(
             "aggregation",
             name,
-            "one of " + ", ".join(AGGREGATIONS) + did_you_mean(name, AGGREGATIONS),
+            "must be one of " + ", ".join(AGGREGATIONS),
+            nearest(name, AGGREGATIONS),
         )
     cls = AGGREGATIONS[name]
     options_of_cls = {
@@ -70,12 +71,11 @@ def build_aggregation(name: str, options: str = "") -> Strategy:
         key, _, text = pair.partition("=")
         key = key.strip().replace("-", "_")
         if key not in options_of_cls:
-            known = ", ".join(map(_flag, options_of_cls)) + did_you_mean(
-                _flag(key), map(_flag, options_of_cls)
-            )
-            raise ConfigError("aggregation-option", pair, f"an option of {name}: {known}")
+            known = list(map(_flag, options_of_cls))
+            message = f"is no option of {name}, which takes {', '.join(known)}"
+            raise ConfigError("aggregation-option", pair, message, nearest(_flag(key), known))
         if key in arguments and key != "train_loss_key":
-            raise ConfigError("aggregation-option", options, f"one value for {_flag(key)}")
+            raise ConfigError("aggregation-option", options, f"has several values for {_flag(key)}")
         try:
             arguments[key] = options_of_cls[key].annotation(text)
             if isinstance(arguments[key], float) and not math.isfinite(arguments[key]):
@@ -83,17 +83,19 @@ def build_aggregation(name: str, options: str = "") -> Strategy:
         except ValueError:
             kind = options_of_cls[key].annotation.__name__
             raise ConfigError(
-                "aggregation-option", pair, f"{_flag(key)}=VALUE with a value of type {kind}"
+                "aggregation-option",
+                pair,
+                f"{_flag(key)} must be of type {kind}",
             ) from None
     for key, parameter in options_of_cls.items():
         if parameter.default is parameter.empty and key not in arguments:
             raise ConfigError(
-                "aggregation-option", options, f"given: {name} needs {_flag(key)}=VALUE"
+                "aggregation-option", options, f"lacks {_flag(key)}=VALUE, which {name} needs"
             )
     try:
         return cls(**arguments)
     except ValueError as error:  # Flower checks some ranges itself
-        raise ConfigError("aggregation-option", options, f"what {name} takes: {error}") from None
+        raise ConfigError("aggregation-option", options, f"{name} refuses it: {error}") from None
 
 
 def _flag(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, Final, Self, get_type_hints
 
-from flower_scheduling.strategies import ConfigError, did_you_mean
+from flower_scheduling.errors import ConfigError, nearest
 
 _BEYOND_INT: Final = 2**63  # for Flower's messages and numpy alike
 _LONGEST_KEY: Final = 100
@@ -51,7 +51,10 @@ class Settings:
             if key not in known:
                 shown = key if key.isprintable() and len(key) <= _LONGEST_KEY else ascii(key)
                 raise ConfigError(
-                    shown[:_LONGEST_KEY], value, "a known setting" + did_you_mean(key, known)
+                    shown[:_LONGEST_KEY],
+                    value,
+                    "is no setting",
+                    nearest(key, known),
                 )
             field = known[key]
             arguments[field.name] = _coerce(key, value, cls.type_of(field))
@@ -70,7 +73,7 @@ class Settings:
             If it does not.
         """
         if not condition:
-            raise ConfigError(_key(name), getattr(self, name), allowed)
+            raise ConfigError(_key(name), getattr(self, name), f"must be {allowed}")
 
 
 def _key(name: str) -> str:
@@ -79,13 +82,13 @@ def _key(name: str) -> str:
 
 def _coerce(key: str, value: object, kind: type) -> int | float | bool | str:
     if type(value) is int and abs(value) >= _BEYOND_INT:
-        raise ConfigError(key, value, "a number below 2^63")
+        raise ConfigError(key, value, "must be a number below 2^63")
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise ConfigError(key, value, names[kind])
+        raise ConfigError(key, value, f"must be {names[kind]}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(key, value, "a finite number")
+        raise ConfigError(key, value, "must be a finite number")
     assert isinstance(value, int | float | str)
     return value

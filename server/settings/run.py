@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from flower_scheduling.strategies import POLICIES, did_you_mean, parse_floors
+from flower_scheduling.errors import ConfigError, nearest
+from flower_scheduling.strategies import POLICIES, parse_floors
 
 from ..monitoring.trackers import TRACKERS, tracker_names
 from .base import Settings
@@ -113,11 +114,9 @@ class ServerConfig(Settings):
         for name in ("beta", "target_accuracy"):
             self.require(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")
         runnable = runnable_policies()
-        self.require(
-            "strategy",
-            self.strategy in runnable,
-            "one of " + ", ".join(runnable) + did_you_mean(self.strategy, runnable),
-        )
+        if self.strategy not in runnable:
+            message = "must be one of " + ", ".join(runnable)
+            raise ConfigError("strategy", self.strategy, message, nearest(self.strategy, runnable))
         parse_floors(self.fairness)
         tracker_names(self.tracker)
 

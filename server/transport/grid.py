@@ -36,7 +36,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.arrays import read_message
-from flower_scheduling.strategies import ConfigError
+from flower_scheduling.errors import ConfigError, WireError
 from flower_scheduling.strategies.flower import (
     LOGGER,
     TIMEOUT,
@@ -516,7 +516,7 @@ class StreamGrid(OwnGrid):
         except RuntimeError:
             await server.stop(None)
             raise ConfigError(
-                "address", self._address, f"host:port of this machine, {FREE_PORT}"
+                "address", self._address, f"must be host:port of this machine, {FREE_PORT}"
             ) from None
         started.set_result(port)
         review = asyncio.create_task(self._review())
@@ -601,7 +601,7 @@ class StreamGrid(OwnGrid):
                 return
             connection.reader = asyncio.ensure_future(self._read_frames(connection, context))
             await connection.reader
-        except wire.WireError as error:
+        except WireError as error:
             text = f"{connection.name}: {error}; its connection is closed"
             self._warn("bad frames", connection.name, text)
             await connection.close(wire.Refused(wire.Refusal.BAD_FRAME, str(error)))
@@ -623,8 +623,8 @@ class StreamGrid(OwnGrid):
                 return None
             hello = wire.decode(data)
             if not isinstance(hello, wire.Hello):
-                raise wire.WireError("the first frame is no hello")
-        except wire.WireError as error:
+                raise WireError("the first frame is no hello")
+        except WireError as error:
             await self._refuse(context, host_of(context), wire.Refusal.BAD_FRAME, str(error))
             return None
         objection = self._objection(hello, certified_names(context))
@@ -763,7 +763,7 @@ class StreamGrid(OwnGrid):
                 connection.left = True
                 return
             else:
-                raise wire.WireError(f"{type(frame).__name__} is no frame of a client")
+                raise WireError(f"{type(frame).__name__} is no frame of a client")
             if not useful:
                 connection.useless += 1
                 if connection.useless > _FREE_FRAMES:  # it shares the loop with those who work

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from typing import Final
 
-from flower_scheduling.strategies import ConfigError
+from flower_scheduling.errors import ConfigError
 
 FREE_PORT: Final = "the port not in use, nor below 1024 without the right to that"
 """What both an address that is taken and one that is not allowed lack."""
@@ -31,7 +31,7 @@ def listen(key: str, address: str) -> socket.socket:
     bare = ":" in host and not host.startswith("[")
     host = host.strip("[]")
     if not host or bare:  # without a host it would listen everywhere
-        raise ConfigError(key, address, "HOST:PORT, e.g. 127.0.0.1:8501 or [::1]:8501")
+        raise ConfigError(key, address, "must be HOST:PORT, e.g. 127.0.0.1:8501 or [::1]:8501")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +40,7 @@ def listen(key: str, address: str) -> socket.socket:
         listener.listen()
     except (OSError, ValueError, OverflowError):
         listener.close()
-        raise ConfigError(key, address, f"HOST:PORT of this machine, {FREE_PORT}") from None
+        raise ConfigError(key, address, f"must be HOST:PORT of this machine, {FREE_PORT}") from None
     return listener
 
 

@@ -13,13 +13,8 @@ from typing import Any, Final, Self
 import numpy as np
 
 from flower_scheduling.client.link.model import ComputeModel
-from flower_scheduling.strategies.base import (
-    ConfigError,
-    FloatArray,
-    check_count,
-    check_real,
-    did_you_mean,
-)
+from flower_scheduling.errors import ConfigError, nearest
+from flower_scheduling.strategies.base import FloatArray, check_count, check_real
 from flower_scheduling.strategies.fairness import check_feasibility, check_min_participation
 
 from ..environments.nonstationary import World
@@ -88,21 +83,25 @@ class Scenario:
         path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
         if not path.exists():
             known = suite()
-            allowed = f"a TOML file, or one of {', '.join(known)}{did_you_mean(name, known)}"
-            raise ConfigError("scenario", name, allowed)
+            message = f"must be a TOML file, or one of {', '.join(known)}"
+            raise ConfigError("scenario", name, message, nearest(name, known))
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise ConfigError("scenario", name, f"a readable TOML file ({reason})") from None
+            raise ConfigError(
+                "scenario", name, f"must be a readable TOML file ({reason})"
+            ) from None
         values = {key.replace("-", "_"): value for key, value in found.items()}
         allowed_keys = {each.name for each in fields(cls)} - {"name"}
         _refuse_unknown(path.stem, values, allowed_keys)
         if not isinstance(values.get("summary"), str):
-            raise ConfigError(f"{path.stem}: summary", values.get("summary"), "a line of text")
+            raise ConfigError(
+                f"{path.stem}: summary", values.get("summary"), "must be a line of text"
+            )
         world = values.pop("world", {})
         if not isinstance(world, dict):
-            raise ConfigError(f"{path.stem}: world", world, "a table")
+            raise ConfigError(f"{path.stem}: world", world, "must be a table")
         floors = values.pop("floors", ())
         scenario = cls(
             **{"name": path.stem, **values},
@@ -111,7 +110,9 @@ class Scenario:
         try:
             return scenario._checked(floors)
         except ConfigError as error:
-            raise ConfigError(f"{path.stem}: {error.key}", error.value, error.allowed) from None
+            raise ConfigError(
+                f"{path.stem}: {error.key}", error.value, error.message, error.hint
+            ) from None
 
     def environment(self) -> partial[World]:
         """Return the world without its batch shape and seed, for a study."""
@@ -155,19 +156,19 @@ class Scenario:
         except ConfigError:
             raise
         except (ValueError, TypeError) as error:
-            raise ConfigError("world", dict(self.world), f"in range: {error}") from None
+            raise ConfigError("world", dict(self.world), f"must be in range: {error}") from None
         spread = [floors] * self.num_clients if isinstance(floors, int | float) else floors
         if not isinstance(spread, list | tuple):
-            raise ConfigError("floors", floors, "a number, or one per client")
+            raise ConfigError("floors", floors, "must be a number, or one per client")
         if not spread:
             return self
         if untidy := sorted(self.world.keys() - _WITH_FLOORS):
-            allowed = f"left out: the optimum is not known in a world with {', '.join(untidy)}"
-            raise ConfigError("floors", floors, allowed)
+            message = f"the optimum under floors is not known in a world with {', '.join(untidy)}"
+            raise ConfigError("floors", floors, message)
         checked = check_min_participation(np.array(spread), self.num_clients)
         feasibility = check_feasibility(checked, self.num_selected, self.availability)
         if not feasibility.feasible:
-            raise ConfigError("floors", floors, f"feasible: {feasibility.message()}")
+            raise ConfigError("floors", floors, f"must be feasible: {feasibility.message()}")
         return replace(self, floors=tuple(checked.tolist()))
 
 
@@ -182,12 +183,15 @@ def _refuse_unknown(where: str, found: Mapping[str, Any], known: set[str]) -> No
             shown = sorted(name.replace("_", "-") for name in known)
             said = key.replace("_", "-")
             raise ConfigError(
-                f"{where}: {said}", found[key], f"a known setting{did_you_mean(said, shown)}"
+                f"{where}: {said}",
+                found[key],
+                "is no setting",
+                nearest(said, shown),
             )
 
 
 def _spread(values: list[float], count: int) -> list[float]:
     """Spread values over so many clients, in equal parts."""
     if not values or count % len(values):
-        raise ConfigError("list", values, f"of as many values as divide {count}")
+        raise ConfigError("list", values, f"must be of as many values as divide {count}")
     return [value for value in values for _ in range(count // len(values))]

@@ -131,7 +131,7 @@ def run_batched(
     ------
     ConfigError, UnknownPolicyError, ClientConfigError
         If a setting is not supported here, or does not fit the others or the data.
-    MnistUnavailableError
+    DataUnavailableError
         If the data cannot be had.
 
     Notes
@@ -167,7 +167,7 @@ def compare_batched(
 
     Raises
     ------
-    ConfigError, UnknownPolicyError, ClientConfigError, MnistUnavailableError
+    ConfigError, UnknownPolicyError, ClientConfigError, DataUnavailableError
         As :func:`run_batched`.
     """
     runs = {  # all of them first: a wrong name is refused before anything has run

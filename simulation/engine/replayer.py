@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from flower_scheduling.server.runs.directory import MAX_LISTED_ARMS
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.server.runs.round_lines import MAX_LISTED_ARMS
 from flower_scheduling.strategies import POLICIES
-from flower_scheduling.strategies.base import BoolArray, ConfigError, FloatArray, IntArray
+from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
 
 from ..environments.paper import RoundDraw
 from ..environments.recorded_run import RecordedRun, open_run
@@ -131,14 +132,14 @@ def record_of(run: RecordedRun) -> Record:
         member[row, : record.num_arms] = True
         member[row, record.absent] = False
         slowest_s = 0.0
-        for arm, rtt_s, reason in zip(record.selected, record.rtt_s, record.reason, strict=True):
-            done = reason is None and rtt_s is not None and rtt_s <= tau_max_s
-            samples[arm].append(rtt_s if done and rtt_s is not None else np.inf)
-            slowest_s = max(slowest_s, min(samples[arm][-1], tau_max_s))
+        for result in record.results:
+            taken_s = result.rtt_s if result.completed and result.rtt_s is not None else np.inf
+            samples[result.arm].append(taken_s if taken_s <= tau_max_s else np.inf)
+            slowest_s = max(slowest_s, min(taken_s, tau_max_s))
         time_s += slowest_s
         measured_s += record.round_s
     if not any(samples):
-        raise ConfigError("run", str(run.path), "a run in which somebody was selected")
+        raise ConfigError("run", str(run.path), "must be a run in which somebody was selected")
     return Record(
         names=run.names,
         policy=run.strategy,
@@ -364,7 +365,7 @@ def replay(
     """
     for name in policies:
         if not _replayable(name):
-            raise ConfigError("strategy", name, "a policy that learns from times alone")
+            raise ConfigError("strategy", name, "must be a policy that learns from times alone")
     contenders = {name: _contender(record, name) for name in policies}
     if again and _replayable(record.policy):
         contenders = {RECORDED: _contender(record, record.policy), **contenders}

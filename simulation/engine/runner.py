@@ -14,10 +14,11 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from flower_scheduling.client.learning.partitions import build_partition
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.app import build_strategy, create_app
 from flower_scheduling.server.runs.directory import TRUTH, load_model, read_rounds, write_whole
 from flower_scheduling.server.runs.resume import has_model
-from flower_scheduling.strategies import POLICIES, ConfigError, check_feasibility, parse_floors
+from flower_scheduling.strategies import POLICIES, check_feasibility, parse_floors
 from flower_scheduling.strategies.flower import RoundHook, RoundRecord
 
 from ..settings import SimulationConfig
@@ -55,7 +56,7 @@ class Simulation:
     ------
     ConfigError, UnknownPolicyError, ClientConfigError
         If a setting does not fit the others or the data.
-    MnistUnavailableError
+    DataUnavailableError
         If the data cannot be had.
     """
 
@@ -160,5 +161,4 @@ class Simulation:
         )
         if not feasibility.feasible:
             names = [f"client-{arm + 1}" for arm in range(config.num_clients)]
-            allowed = f"floors that can be kept: {feasibility.message(names)}"
-            raise ConfigError("fairness", config.fairness, allowed)
+            raise ConfigError("fairness", config.fairness, feasibility.message(names))

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies import (
     RoundContext,
     RoundOutcome,
@@ -18,13 +19,7 @@ from flower_scheduling.strategies import (
     Selection,
     build_policy,
 )
-from flower_scheduling.strategies.base import (
-    ConfigError,
-    FloatArray,
-    IntArray,
-    check_count,
-    check_real,
-)
+from flower_scheduling.strategies.base import FloatArray, IntArray, check_count, check_real
 
 from ..environments.paper import Fleet
 
@@ -156,7 +151,7 @@ def run_study(
     tau_max_s = check_real("tau_max_s", tau_max_s, above=0.0)
     checkpoints = [check_count("checkpoints", round, minimum=1) for round in checkpoints]
     if checkpoints != sorted(set(checkpoints)) or checkpoints[-1:] > [num_rounds]:
-        raise ConfigError("checkpoints", checkpoints, f"increasing, at most {num_rounds}")
+        raise ConfigError("checkpoints", checkpoints, f"must be increasing, at most {num_rounds}")
     contenders = (
         policies if isinstance(policies, Mapping) else {name: Contender(name) for name in policies}
     )

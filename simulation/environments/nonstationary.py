@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies.base import (
     BoolArray,
-    ConfigError,
     FloatArray,
     IntArray,
     check_count,
@@ -87,11 +87,15 @@ class World(Environment):
     ) -> None:
         for name in ("slow_from_round", "slow_factor"):
             if name in parameters:
-                raise ConfigError(name, parameters[name], "left out: use drift, or reversed ranks")
+                raise ConfigError(
+                    name, parameters[name], "does not apply here: use drift, or reversed ranks"
+                )
         super().__init__(**parameters)
         self._parameters = parameters
         if compute_law not in COMPUTE_LAWS:
-            raise ConfigError("compute_law", compute_law, "one of " + ", ".join(COMPUTE_LAWS))
+            raise ConfigError(
+                "compute_law", compute_law, "must be one of " + ", ".join(COMPUTE_LAWS)
+            )
         self._law = compute_law
         least = 1.0 if compute_law == "pareto" else 0.0
         self._shape_of_law = check_real("compute_shape", compute_shape, above=least)
@@ -109,7 +113,9 @@ class World(Environment):
             "return_probability", return_probability, at_least=0.0, at_most=1.0
         )
         if self._leave and not self._return:
-            raise ConfigError("return_probability", return_probability, "above 0: arms come back")
+            raise ConfigError(
+                "return_probability", return_probability, "must be above 0: arms come back"
+            )
         self._phase = np.random.default_rng(self._spawn(_PHASE)).random(self.shape)
         self._burst_round = 0
         self._present: BoolArray = np.ones(self.shape, dtype=np.bool_)
@@ -160,7 +166,7 @@ class World(Environment):
             In any other.
         """
         if self._law != "uniform" or self._drift or self._daily or t >= self._reversed_from:
-            raise ConfigError("t", t, "a round of a world with the paper's times")
+            raise ConfigError("t", t, "must be a round of a world with the paper's times")
         return super().time_law(tau_max_s, t)
 
     def _noise(self, rng: np.random.Generator) -> FloatArray:

@@ -12,13 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_scheduling.client.link.model import ComputeModel, LinkModel, RoundTimeLaw
-from flower_scheduling.strategies.base import (
-    BoolArray,
-    ConfigError,
-    FloatArray,
-    check_count,
-    check_real,
-)
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.strategies.base import BoolArray, FloatArray, check_count, check_real
 
 # Independent streams of random numbers: setting an availability does not move the latencies.
 _PLACEMENT: Final = 0
@@ -321,22 +316,24 @@ class Environment:
             array.shape not in ((self.num_arms,), self.shape)
             or not ((array > 0) & np.isfinite(array)).all()
         ):
-            raise ConfigError("distance_m", value, f"{self.num_arms} finite numbers > 0 per row")
+            raise ConfigError(
+                "distance_m", value, f"must be {self.num_arms} finite numbers > 0 per row"
+            )
         return np.array(np.broadcast_to(array, self.shape))
 
     def _per_arm(self, key: str, value: ArrayLike, low: float, high: float) -> FloatArray:
         array = _numbers(key, value)
         if array.shape not in ((), (self.num_arms,)):
-            raise ConfigError(key, value, f"one number, or {self.num_arms} of them")
+            raise ConfigError(key, value, f"must be one number, or {self.num_arms} of them")
         if not ((array >= low) & (array <= high)).all():
-            raise ConfigError(key, value, f"in [{low:g}, {high:g}]")
+            raise ConfigError(key, value, f"must be in [{low:g}, {high:g}]")
         return np.array(np.broadcast_to(array, (self.num_arms,)))
 
 
 def _numbers(key: str, value: ArrayLike) -> FloatArray:
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
-        raise ConfigError(key, value, "numbers")
+        raise ConfigError(key, value, "must be numbers")
     return array.astype(np.float64)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.runs.directory import count_rounds, read_rounds
-from flower_scheduling.strategies.base import ConfigError
 from flower_scheduling.strategies.flower import RoundRecord
 
 from ..wording import plain
@@ -89,11 +89,11 @@ class RecordedRun:
         try:
             for record in read_rounds(self.path, self.num_rounds, self.names):
                 if max([record.num_arms - 1, *record.available, *record.absent]) >= len(self.arms):
-                    allowed = f"a run whose arms.json has every client of round {record.round}"
-                    raise ConfigError("run", str(self.path), allowed)
+                    message = f"its arms.json lacks a client of round {record.round}"
+                    raise ConfigError("run", str(self.path), message)
                 yield record
         except ConfigError as error:
-            raise ConfigError("run", str(self.path), error.allowed) from None
+            raise ConfigError("run", str(self.path), error.message) from None
 
 
 def require_run(path: Path) -> None:
@@ -123,7 +123,7 @@ def open_run(path: Path) -> RecordedRun:
         strategy = str(config["strategy"])
         num_selected, tau_max_s = int(config["num-selected"]), float(config["tau-max-s"])
         if not num_rounds:
-            raise ConfigError("run", str(path), "a run with rounds")
+            raise ConfigError("run", str(path), "must be a run with rounds")
         arms = tuple(
             RecordedArm(str(arm["name"]), arm.get("num_examples"), arm.get("floor"))
             for arm in json.loads((path / "arms.json").read_text(encoding="utf-8"))
@@ -143,4 +143,4 @@ def _no_run(path: Path, reason: str) -> ConfigError:
         more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
         what = "the run" if len(runs) == 1 else "the runs"
         reason = f": {path} holds {what} {listed}{more}"
-    return ConfigError("run", str(path), f"a run directory{reason}")
+    return ConfigError("run", str(path), f"must be a run directory{reason}")

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flower_scheduling.errors import did_you_mean
 from flower_scheduling.server.cli.options import stoppable
-from flower_scheduling.strategies import did_you_mean
 
 from ..job_progress import PieceProgress, fetch_data
 from ..jobs import compute_all

@@ -9,8 +9,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from flower_scheduling.client.link.model import ComputeModel, LinkModel
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.settings.base import Settings
-from flower_scheduling.strategies import ConfigError, check_feasibility, parse_floors
+from flower_scheduling.strategies import check_feasibility, parse_floors
 
 _Number = TypeVar("_Number", int, float)
 
@@ -127,8 +128,8 @@ class PaperConfig(Settings):
         except ValueError as error:  # NAME = VALUE: must be ...
             name, _, rest = str(error).partition(" = ")
             key = {"download_bits": "payload-bits"}.get(name, name.replace("_", "-"))
-            value, _, allowed = rest.partition(": must be ")
-            raise ConfigError(key, value, allowed or rest) from None
+            value, _, message = rest.partition(": ")
+            raise ConfigError(key, value, message or rest) from None
         self._require_feasible()
 
     @classmethod
@@ -214,7 +215,7 @@ class PaperConfig(Settings):
         try:
             values = [kind(part) for part in text.split(",", _MOST_NUMBERS - 1)]
         except ValueError:
-            raise ConfigError(name.replace("_", "-"), text, allowed) from None
+            raise ConfigError(name.replace("_", "-"), text, f"must be {allowed}") from None
         distinct = len(set(values)) == len(values) or name in ("floors", "tradeoff_distances_m")
         self.require(name, all(abs(value) <= _LARGEST for value in values) and distinct, allowed)
         return values

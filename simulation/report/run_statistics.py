@@ -179,7 +179,7 @@ def held_up(record: RoundRecord) -> tuple[BoolArray, float]:
     lost_s : float
         What each of them cost the others [s]; not 0 only if there is one.
     """
-    count = len(record.selected)
+    count = len(record.results)
     if count < 2:
         return np.zeros(count, dtype=np.bool_), 0.0
     known = [rtt_s is not None for rtt_s in record.rtt_s]
@@ -249,19 +249,16 @@ def tell(run: RecordedRun, record: Record) -> Story:
 
 def _count(record: RoundRecord, clients: Sequence[ClientStory]) -> None:
     slowest, lost_s = held_up(record)
-    for place, arm in enumerate(record.selected):
-        client = clients[arm]
+    for place, result in enumerate(record.results):
+        client = clients[result.arm]
         client.selections += 1
-        reason = record.reason[place]
-        if reason is not None:
-            client.failures[failure_kind(reason)] += 1
+        if result.reason is not None:
+            client.failures[failure_kind(result.reason)] += 1
         if slowest[place]:
             client.slowest += 1
             client.lost_s += lost_s
-        rtt_s, compute_s, link_s = (
-            values[place] for values in (record.rtt_s, record.compute_s, record.link_s)
-        )
-        if reason is None and rtt_s is not None and (compute_s, link_s) != (None, None):
-            parts_s = (compute_s or 0.0, link_s or 0.0)
-            for number, part_s in enumerate((*parts_s, max(0.0, rtt_s - sum(parts_s)))):
+        parts = (result.compute_s, result.link_s)
+        if result.completed and result.rtt_s is not None and parts != (None, None):
+            parts_s = [part or 0.0 for part in parts]
+            for number, part_s in enumerate((*parts_s, max(0.0, result.rtt_s - sum(parts_s)))):
                 client.parts_s[number] += part_s

@@ -11,13 +11,8 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_scheduling.strategies.base import (
-    BoolArray,
-    ConfigError,
-    FloatArray,
-    IntArray,
-    check_count,
-)
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray, check_count
 from flower_scheduling.strategies.fairness import (
     Feasibility,
     check_feasibility,
@@ -55,14 +50,16 @@ def check_times(key: str, value: ArrayLike, *, ndim: int | None = None) -> Float
         if (np.isfinite(times) & (times >= 0)).all() and (ndim is None or times.size):
             return times
     shape = {None: "", 1: ", one per arm", 2: ", draws by arms"}.get(ndim, "")
-    raise ConfigError(key, value, f"finite times >= 0{shape}")
+    raise ConfigError(key, value, f"must be finite times >= 0{shape}")
 
 
 def check_set_size(num_selected: object, num_arms: int) -> int:
     """Return N as an int if it is an integer from 1 to `num_arms`, else raise ConfigError."""
     size = check_count("num_selected", num_selected, minimum=1)
     if size > num_arms:
-        raise ConfigError("num_selected", num_selected, f"at most {num_arms}, the number of arms")
+        raise ConfigError(
+            "num_selected", num_selected, f"must be at most {num_arms}, the number of arms"
+        )
     return size
 
 
@@ -151,10 +148,10 @@ def mean_slowest_of_law(survival: ArrayLike, weight_s: ArrayLike) -> SetCost:
     """
     later = np.asarray(survival)
     if later.dtype.kind not in "iuf" or later.ndim != 2 or not ((later >= 0) & (later <= 1)).all():
-        raise ConfigError("survival", survival, "probabilities, points by arms")
+        raise ConfigError("survival", survival, "must be probabilities, points by arms")
     weight = check_times("weight_s", weight_s, ndim=1)
     if weight.shape != later.shape[:1]:
-        raise ConfigError("weight_s", weight_s, f"{later.shape[0]} numbers, one per point")
+        raise ConfigError("weight_s", weight_s, f"must be {later.shape[0]} numbers, one per point")
     back = np.ascontiguousarray(1.0 - later.T)  # (num_arms, num_points)
     longest_s = float(weight.sum())
 
@@ -407,7 +404,9 @@ def best_stationary_policy(
     num_arms = np.size(min_participation)
     floors = check_min_participation(min_participation, num_arms)
     if not num_arms:
-        raise ConfigError("min_participation", min_participation, "one number per arm, not none")
+        raise ConfigError(
+            "min_participation", min_participation, "must be one number per arm, not none"
+        )
     num_selected = check_count("num_selected", num_selected, minimum=1)
     feasibility = check_feasibility(floors, num_selected, availability)
     if not feasibility.feasible:
@@ -421,7 +420,7 @@ def best_stationary_policy(
     else:
         means = check_times("cost", cost, ndim=1)
         if means.shape != floors.shape:
-            raise ConfigError("cost", cost, f"{num_arms} numbers, one per arm")
+            raise ConfigError("cost", cost, f"must be {num_arms} numbers, one per arm")
         set_cost = slowest_mean(means)
         pricing = _PriceByMeans(means, num_selected)
 
@@ -482,7 +481,7 @@ def _sampled_availability(
     num_samples = check_count("num_samples", num_samples, minimum=1)
     rng = np.random.default_rng(0) if rng is None else rng
     if not isinstance(rng, np.random.Generator):
-        raise ConfigError("rng", rng, "a numpy.random.Generator")
+        raise ConfigError("rng", rng, "must be a numpy.random.Generator")
     drawn = rng.random((num_samples, alpha.size)) < alpha
     available, counts = np.unique(drawn, axis=0, return_counts=True)
     return available, counts / num_samples
@@ -662,8 +661,8 @@ class _PriceEverySet:
             raise ConfigError(
                 "num_selected",
                 self._num_selected,
-                f"such that {self._num_arms} arms have at most {_MAX_PRICED_SETS} super arms, "
-                f"not {count}, unless the cost is given by means",
+                f"gives {self._num_arms} arms {count} super arms, beyond {_MAX_PRICED_SETS}, "
+                "unless the cost is given by means",
             )
         blocks = list(_sets_of(self._num_arms, self._num_selected))
         self._masks = np.concatenate([_masks(sets, self._num_arms) for sets in blocks])
@@ -721,7 +720,7 @@ def _infeasible_on_sample(
     return ConfigError(
         "num_samples",
         num_samples,
-        "larger: the sampled availability sets cannot serve floors so close to the limit",
+        "must be larger: the sampled availability sets cannot serve floors so close to the limit",
     )
 
 

@@ -11,7 +11,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_scheduling.strategies.base import ConfigError, FloatArray, check_count, check_real
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.strategies.base import FloatArray, check_count, check_real
 from flower_scheduling.strategies.fairness import check_min_participation
 
 from .optimum import check_set_size, check_times
@@ -50,10 +51,12 @@ def regret_s(cumulative_s: ArrayLike, rounds: ArrayLike, benchmark_s: ArrayLike)
     rounds = _rounds(rounds)
     benchmark = check_times("benchmark_s", benchmark_s)
     if cumulative.shape[-1:] != rounds.shape:
-        raise ConfigError("cumulative_s", cumulative_s, f"{rounds.size} times per row, one a round")
+        raise ConfigError(
+            "cumulative_s", cumulative_s, f"must be {rounds.size} times per row, one a round"
+        )
     if benchmark.shape not in ((), cumulative.shape[:-1]):
         raise ConfigError(
-            "benchmark_s", benchmark_s, f"one time, or of shape {cumulative.shape[:-1]}"
+            "benchmark_s", benchmark_s, f"must be one time, or of shape {cumulative.shape[:-1]}"
         )
     return np.asarray(cumulative - rounds * benchmark[..., np.newaxis])
 
@@ -297,7 +300,7 @@ def cs_ucb_q_bound_s(
     tau_max_s = check_real("tau_max_s", tau_max_s, above=0.0)
     weight = np.asarray(beta)
     if weight.dtype.kind not in "iuf" or not ((weight >= 0) & (weight <= 1)).all():
-        raise ConfigError("beta", beta, "in [0, 1]")
+        raise ConfigError("beta", beta, "must be in [0, 1]")
     weight = weight[..., np.newaxis]
     omega = float(np.maximum(floors**2, (1.0 - floors) ** 2).sum())
     learning = 4.0 * np.sqrt(2.0 * floors.size * n * times * np.log(times))
@@ -323,5 +326,5 @@ def _rounds(value: ArrayLike) -> FloatArray:
     """Return rounds as float64, so that no product of them can overflow."""
     rounds = np.atleast_1d(check_times("rounds", value))
     if rounds.ndim != 1 or not ((rounds >= 1) & (rounds == np.floor(rounds))).all():
-        raise ConfigError("rounds", value, "integers >= 1")
+        raise ConfigError("rounds", value, "must be integers >= 1")
     return rounds

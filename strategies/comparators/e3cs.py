@@ -8,9 +8,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flower_scheduling.errors import ConfigError
+
 from ..base import (
     BoolArray,
-    ConfigError,
     Explanation,
     FloatArray,
     IntArray,
@@ -91,7 +92,7 @@ class E3cs(FloorPolicy):
         super().__init__(min_participation=min_participation, **parameters)
         self.learning_rate = check_real("learning_rate", learning_rate, above=0.0)
         if not isinstance(graded, bool):
-            raise ConfigError("graded", graded, "true or false")
+            raise ConfigError("graded", graded, "must be true or false")
         self.graded = graded
         self.log_weight: FloatArray = np.zeros(self.shape)
         # What the last question led to: told about the same one, it need not be computed again.

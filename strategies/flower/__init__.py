@@ -3,7 +3,7 @@
 from .arm_table import Arm, ArmTable
 from .grids import OwnGrid
 from .rate_limited_log import LimitedLog
-from .record import RoundHook, RoundRecord, failure_kind
+from .record import ArmResult, RoundHook, RoundRecord, failure_kind
 from .strategy import ScheduledStrategy
 from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
 
@@ -12,6 +12,7 @@ __all__ = [
     "TIMEOUT",
     "UNDELIVERABLE",
     "Arm",
+    "ArmResult",
     "ArmTable",
     "Exchange",
     "LimitedLog",

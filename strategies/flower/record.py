@@ -11,10 +11,40 @@ from ..base import Explanation, FloatArray
 
 
 @dataclass(frozen=True, slots=True)
+class ArmResult:
+    """What a selected arm delivered in a round; ``None`` where unknown.
+
+    Attributes
+    ----------
+    arm : int
+        Its index.
+    name : str
+        Its name.
+    rtt_s : float or None
+        Round-trip time [s]; ``None`` if no reply came in time.
+    reason : str or None
+        Why there is no usable update, ``kind`` or ``kind: details`` (see :func:`failure_kind`);
+        ``None`` if there is one.
+    compute_s, link_s : float or None
+        Local update and emulated link time [s], as the client reports them.
+    """
+
+    arm: int
+    name: str
+    rtt_s: float | None = None
+    reason: str | None = None
+    compute_s: float | None = None
+    link_s: float | None = None
+
+    @property
+    def completed(self) -> bool:
+        """Whether a usable update came in time."""
+        return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One round as it was run and measured.
-
-    Lists named "per selected" are parallel to :attr:`selected`; ``None`` where unknown.
 
     Attributes
     ----------
@@ -28,18 +58,8 @@ class RoundRecord:
         Arms known so far.
     available : list of int
         Arms that could have been selected.
-    selected : list of int
-        The super arm, in the order of arms.
-    names : list of str
-        Their names, per selected.
-    rtt_s : list of float or None
-        Round-trip time [s] per selected; ``None`` where no reply came in time.
-    completed : list of bool
-        Whether a usable update came in time, per selected.
-    reason : list of str or None
-        Why not, per selected: ``kind`` or ``kind: details`` (see :func:`failure_kind`).
-    compute_s, link_s : list of float or None
-        Local update and emulated link time [s] as the client reports them, per selected.
+    results : list of ArmResult
+        The super arm and what it delivered, in the order of arms.
     stepped : bool
         Whether the model changed.
     no_step : str or None
@@ -60,13 +80,7 @@ class RoundRecord:
     round_s: float
     num_arms: int
     available: list[int]
-    selected: list[int]
-    names: list[str]
-    rtt_s: list[float | None]
-    completed: list[bool]
-    reason: list[str | None]
-    compute_s: list[float | None]
-    link_s: list[float | None]
+    results: list[ArmResult]
     stepped: bool
     no_step: str | None = None
     accuracy: float | None = None
@@ -74,6 +88,31 @@ class RoundRecord:
     absent: list[int] = field(default_factory=list)
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
+
+    @property
+    def selected(self) -> list[int]:
+        """Indices of the super arm."""
+        return [result.arm for result in self.results]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the super arm."""
+        return [result.name for result in self.results]
+
+    @property
+    def rtt_s(self) -> list[float | None]:
+        """Round-trip times of the super arm [s]."""
+        return [result.rtt_s for result in self.results]
+
+    @property
+    def reason(self) -> list[str | None]:
+        """Why the arms of the super arm did not deliver."""
+        return [result.reason for result in self.results]
+
+    @property
+    def completed(self) -> list[bool]:
+        """Whether the arms of the super arm delivered."""
+        return [result.completed for result in self.results]
 
 
 RoundHook = Callable[[RoundRecord, ArrayRecord], None]

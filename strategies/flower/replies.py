@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
-
-from ..base import ConfigError
+from flower_scheduling.errors import ConfigError, InvalidReplyError
 
 _T = TypeVar("_T", ArrayRecord, MetricRecord)
 
@@ -50,22 +49,6 @@ _MAX_METRICS = 1000
 _SHOWN_KEYS = 10
 _MAX_TEXT = 200
 _MAX_SCANNED = 10_000
-
-
-class InvalidReplyError(Exception):
-    """A reply must not be used; the text is ``kind: details``.
-
-    Parameters
-    ----------
-    kind : str
-        One of the constants above: what failures are counted and logged by. It must not hold what
-        a client says, or a hostile one could make ever new kinds.
-    details : str
-        What exactly.
-    """
-
-    def __init__(self, kind: str, details: str) -> None:
-        super().__init__(f"{kind}: {details}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +118,11 @@ class ReplyChecker:
         max_update_norm: float | None = None,
     ) -> None:
         if not max_num_examples > 0:
-            raise ConfigError("max_num_examples", max_num_examples, "above 0")
+            raise ConfigError("max_num_examples", max_num_examples, "must be above 0")
         if max_update_norm is not None and not (max_update_norm > 0 and fixed_shapes):
-            raise ConfigError("max_update_norm", max_update_norm, "above 0, for fixed shapes")
+            raise ConfigError(
+                "max_update_norm", max_update_norm, "must be above 0, for fixed shapes"
+            )
         self._weighted_by_key = weighted_by_key
         self._fixed_shapes = fixed_shapes
         self._max_num_examples = max_num_examples

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from ..base import ConfigError
+from flower_scheduling.errors import ConfigError
 
 _PLAIN: Final = (bool, int, float, str)
 _RECORD: Final = "__array_record__"
@@ -52,7 +52,9 @@ def load_strategy_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
     own = {name for name, value in vars(strategy).items() if not callable(value)}
     if own != state.keys():
         differing = ", ".join(sorted(own ^ state.keys()))
-        raise ConfigError("strategy", type(strategy).__name__, f"as it was saved ({differing})")
+        raise ConfigError(
+            "strategy", type(strategy).__name__, f"must be as it was saved ({differing})"
+        )
     for name, value in state.items():
         current = getattr(strategy, name)
         if isinstance(current, Strategy):
@@ -77,7 +79,7 @@ def _plain(value: object, where: str) -> Any:
     raise ConfigError(
         where,
         f"a {type(value).__name__}",
-        "something that a checkpoint can hold: see checkpoint-every",
+        "must be something that a checkpoint can hold: see checkpoint-every",
     )
 
 

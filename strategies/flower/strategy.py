@@ -21,32 +21,16 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.protocol import LOCAL_ACCURACY, REPORT, TRAIN_LOSS
+from flower_scheduling.errors import ConfigError, InvalidReplyError, SchedulingError
 
-from ..base import (
-    BoolArray,
-    ConfigError,
-    FloatArray,
-    RoundContext,
-    RoundOutcome,
-    SchedulingError,
-    SchedulingPolicy,
-    Selection,
-)
+from ..base import BoolArray, FloatArray, RoundContext, RoundOutcome, SchedulingPolicy, Selection
 from ..fairness import FloorRule, check_feasibility, parse_floors
 from ..registry import POLICIES, build_policy
 from .arm_discovery import Newcomers
 from .arm_table import ArmTable
 from .grids import SelectedNodesGrid
-from .record import RoundHook, RoundRecord, failure_kind
-from .replies import (
-    OTHER_NAMES,
-    ArraySpec,
-    InvalidReplyError,
-    ReplyChecker,
-    Signature,
-    Update,
-    client_timing,
-)
+from .record import ArmResult, RoundHook, RoundRecord, failure_kind
+from .replies import OTHER_NAMES, ArraySpec, ReplyChecker, Signature, Update, client_timing
 from .schema_vote import NameVote
 from .state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, TIMEOUT, Exchange, TimedExchange, TimedGrid
@@ -68,14 +52,10 @@ _SAY_WITHOUT_REPORT = 10
 
 @dataclass(slots=True)
 class _Measured:
-    """What one round of training brought in; lists are parallel to ``selected``."""
+    """What one round of training brought in, in the order of arms."""
 
-    selected: list[int]
-    rtt_s: list[float | None]
-    reason: list[str | None]
-    compute_s: list[float | None]
-    link_s: list[float | None]
-    updates: list[Update]
+    results: list[ArmResult]
+    updates: list[Update]  # of those that completed
 
 
 @dataclass(slots=True)
@@ -184,7 +164,9 @@ class ScheduledStrategy(Strategy):
         **policy_params: Any,
     ) -> None:
         if not isinstance(strategy, Strategy):
-            raise ConfigError("strategy", strategy, "a Flower strategy of flwr.serverapp.strategy")
+            raise ConfigError(
+                "strategy", strategy, "must be a Flower strategy of flwr.serverapp.strategy"
+            )
         self._num_selected = num_selected
         self._tau_max_s = tau_max_s
         self._policy_name = policy
@@ -197,7 +179,9 @@ class ScheduledStrategy(Strategy):
             strategy, num_selected=num_selected, min_replies=min_replies
         )
         if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
-            raise ConfigError("strategy", "a ScheduledStrategy", "wrapped once, from the outermost")
+            raise ConfigError(
+                "strategy", "a ScheduledStrategy", "is scheduled already: wrap a strategy once"
+            )
         self._names, self._evaluation_names = NameVote(), NameVote()
         self._checker = ReplyChecker(
             self._wrapped.weighted_by_key,
@@ -538,13 +522,7 @@ class ScheduledStrategy(Strategy):
             round_s=round_s,
             num_arms=len(self.arms),
             available=available,
-            selected=measured.selected,
-            names=[self.arms.arms[arm].name for arm in measured.selected],
-            rtt_s=measured.rtt_s,
-            completed=[reason is None for reason in measured.reason],
-            reason=measured.reason,
-            compute_s=measured.compute_s,
-            link_s=measured.link_s,
+            results=measured.results,
             stepped=arrays is not None,
             no_step=no_step,
             absent=absent,
@@ -599,14 +577,11 @@ class ScheduledStrategy(Strategy):
                 reason[arm] = why = why[:_MAX_REASON_LENGTH]
                 self._log_failure("no update", arm, why)
         self._learn_sizes(updates)
-        return _Measured(
-            selected=selected,
-            rtt_s=[by_arm[arm].rtt_s for arm in selected],
-            reason=[reason[arm] for arm in selected],
-            compute_s=[timing[arm][0] for arm in selected],
-            link_s=[timing[arm][1] for arm in selected],
-            updates=list(updates.values()),
-        )
+        results = [
+            ArmResult(arm, self.arms.arms[arm].name, by_arm[arm].rtt_s, reason[arm], *timing[arm])
+            for arm in selected
+        ]
+        return _Measured(results, list(updates.values()))
 
     def _log_failure(self, what: str, arm: int, why: str) -> None:
         """Say why there is nothing from a client, once per kind and client."""
@@ -629,12 +604,12 @@ class ScheduledStrategy(Strategy):
         shape = selection.mask.shape
         rtt_s = np.full(shape, np.nan)
         completed = np.zeros(shape, dtype=np.bool_)
-        arms = measured.selected
-        rtt_s[arms] = [math.nan if rtt is None else rtt for rtt in measured.rtt_s]
-        completed[arms] = [reason is None for reason in measured.reason]
+        for result in measured.results:
+            rtt_s[result.arm] = math.nan if result.rtt_s is None else result.rtt_s
+            completed[result.arm] = result.completed
         reported = {name: np.full(shape, np.nan) for name in self._reports}
         if reported:
-            done = [arm for arm, why in zip(arms, measured.reason, strict=True) if why is None]
+            done = [result.arm for result in measured.results if result.completed]
             for name, keys in self._reports.items():
                 reported[name][done] = [_reported(update, keys) for update in measured.updates]
                 self._note_reports(name, bool(done), bool(np.isfinite(reported[name]).any()))
@@ -657,7 +632,7 @@ class ScheduledStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None, str | None]:
         """Aggregate the usable updates: new model or none, its metrics, why there is none."""
         num_updates = len(measured.updates)
-        if not measured.selected:
+        if not measured.results:
             return None, None, "quorum" if self.arms.num_available else "nobody-available"
         if num_updates == 0:
             return None, None, "no-replies"
@@ -764,7 +739,7 @@ def _metric(metrics: MetricRecord | None, key: str) -> float | None:
 
 def _at_least(key: str, value: int, minimum: int) -> int:
     if value < minimum:
-        raise ConfigError(key, value, f"at least {minimum}")
+        raise ConfigError(key, value, f"must be at least {minimum}")
     return value
 
 

@@ -17,8 +17,7 @@ from flwr.serverapp.strategy import (
 )
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
-
-from ..base import ConfigError
+from flower_scheduling.errors import ConfigError
 
 _FixedClipping = (
     DifferentialPrivacyClientSideFixedClipping,
@@ -63,17 +62,21 @@ class WrappedStrategy:
             fraction = getattr(inner, "fraction_train", 1.0)
             if fraction != 1.0:
                 raise ConfigError(
-                    "fraction_train", fraction, "1.0: the scheduler decides who trains in a round"
+                    "fraction_train",
+                    fraction,
+                    "must be 1.0: the scheduler decides who trains in a round",
                 )
             sampled = getattr(inner, "num_sampled_clients", num_selected)
             if sampled != num_selected:
-                raise ConfigError("num_sampled_clients", sampled, f"num_selected = {num_selected}")
+                raise ConfigError(
+                    "num_sampled_clients", sampled, f"must be num_selected = {num_selected}"
+                )
         self.quorum = max(min_replies, *(_quorum(inner) for inner in self.chain))
         if self.quorum > num_selected:
             raise ConfigError(
                 "num_selected",
                 num_selected,
-                f"at least {self.quorum}, the updates that {type(self.chain[-1]).__name__} "
+                f"must be at least {self.quorum}, the updates that {type(self.chain[-1]).__name__} "
                 "needs for a step",
             )
 

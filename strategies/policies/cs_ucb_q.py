@@ -9,15 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..base import (
-    BoolArray,
-    ConfigError,
-    Explanation,
-    FloatArray,
-    RoundContext,
-    Selection,
-    check_real,
-)
+from flower_scheduling.errors import ConfigError
+
+from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection, check_real
 from ..floors import QueuePolicy
 from ..selection import top_arms
 from .cs_ucb import UcbPolicy
@@ -73,7 +67,7 @@ class CsUcbQ(QueuePolicy, UcbPolicy):
         super().__init__(min_participation=min_participation, **parameters)
         self.beta = check_real("beta", beta, at_least=0.0, at_most=1.0)
         if not isinstance(truncate, bool):
-            raise ConfigError("truncate", truncate, "true or false")
+            raise ConfigError("truncate", truncate, "must be true or false")
         self.truncate = truncate
         self._score: FloatArray = np.empty(self.shape)
 

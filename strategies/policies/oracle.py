@@ -8,15 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..base import (
-    BoolArray,
-    ConfigError,
-    Explanation,
-    FloatArray,
-    RoundContext,
-    SchedulingPolicy,
-    Selection,
-)
+from flower_scheduling.errors import ConfigError
+
+from ..base import BoolArray, Explanation, FloatArray, RoundContext, SchedulingPolicy, Selection
 from ..selection import top_arms
 
 
@@ -51,7 +45,7 @@ class Oracle(SchedulingPolicy):
     def add_arms(self, count: int, **per_arm: ArrayLike) -> None:
         """Append arms; see :meth:`SchedulingPolicy.add_arms`. ``expected_time_s`` is needed."""
         if "expected_time_s" not in per_arm:
-            raise ConfigError("expected_time_s", None, "given for arms that join")
+            raise ConfigError("expected_time_s", None, "is missing for arms that join")
         super().add_arms(count, **per_arm)
 
     def _select(self, context: RoundContext) -> BoolArray:
@@ -68,7 +62,7 @@ class Oracle(SchedulingPolicy):
             times = np.array(value, dtype=np.float64)
             full = np.array(np.broadcast_to(times, (*self.batch_shape, count)))
         except (TypeError, ValueError) as error:
-            raise ConfigError(name, value, allowed) from error
+            raise ConfigError(name, value, f"must be {allowed}") from error
         if times.shape[-1:] != (count,) or not np.isfinite(full).all() or (full < 0).any():
-            raise ConfigError(name, value, allowed)
+            raise ConfigError(name, value, f"must be {allowed}")
         return full

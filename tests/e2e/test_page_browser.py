@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import round_record
 from fleet_processes import Fleet
 from flwr.app import Array, ArrayRecord
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
@@ -25,7 +26,7 @@ from flower_scheduling.server.monitoring.http_server import HttpServer
 from flower_scheduling.server.page.web import page_app, view_of
 from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
 from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
-from flower_scheduling.strategies.flower import Arm, RoundRecord
+from flower_scheduling.strategies.flower import Arm
 
 pytestmark = pytest.mark.e2e
 CHROMIUM = shutil.which("chromium")
@@ -133,10 +134,10 @@ def write_run(path: Path, num_arms: int, num_selected: int, num_rounds: int) -> 
         rtt_s = taken_s[arms].tolist()
         time_s += max(rtt_s)
         directory.write_round(
-            RoundRecord(
+            round_record(
                 round=number, time_s=time_s, round_s=max(rtt_s), num_arms=num_arms,
                 available=np.flatnonzero(available).tolist(), selected=arms,
-                names=[names[arm] for arm in arms], rtt_s=rtt_s, completed=[True] * len(arms),
+                names=[names[arm] for arm in arms], rtt_s=rtt_s,
                 reason=[None] * len(arms), compute_s=[time / 2 for time in rtt_s],
                 link_s=[time / 4 for time in rtt_s], stepped=True,
                 accuracy=1 - 1 / (1 + number / 50) if number % 10 == 0 else None, loss=1.0,

@@ -20,8 +20,9 @@ import pytest
 
 from flower_scheduling.client.learning.mnist import MnistData
 from flower_scheduling.client.link.emulation import EmulatedDevice
+from flower_scheduling.errors import SuperLinkError
 from flower_scheduling.server.cli.certificates import CertificateFolder
-from flower_scheduling.server.runtimes.superlink import SuperLink, SuperLinkError, supernode_command
+from flower_scheduling.server.runtimes.superlink import SuperLink, supernode_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 

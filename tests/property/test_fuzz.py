@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.arrays import read_message
+from flower_scheduling.errors import ConfigError, InvalidReplyError, UnknownPolicyError, WireError
 from flower_scheduling.server.runs.round_lines import parse_round
 from flower_scheduling.server.runs.totals import RunHistory
 from flower_scheduling.server.runtimes.stream import FleetConfig
@@ -36,8 +37,7 @@ from flower_scheduling.server.settings.base import Settings
 from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.simulation.paper.settings import PaperConfig
 from flower_scheduling.simulation.settings import SimulationConfig
-from flower_scheduling.strategies import ConfigError, UnknownPolicyError
-from flower_scheduling.strategies.flower.replies import ArraySpec, InvalidReplyError, ReplyChecker
+from flower_scheduling.strategies.flower.replies import ArraySpec, ReplyChecker
 from flower_scheduling.strategies.flower.schema_vote import NameVote
 
 TIMES = int(os.environ.get("FUZZ", "1"))
@@ -116,7 +116,7 @@ def mutate(data: bytes, edits: list[Edit]) -> bytes:
 def check_frame(data: bytes) -> None:
     try:
         frame = wire.decode(data)
-    except wire.WireError as error:
+    except WireError as error:
         assert_one_line(error)
         return
     if isinstance(frame, wire.Hello) and frame.protocol != wire.PROTOCOL_VERSION:
@@ -183,7 +183,7 @@ def test_any_stream_gives_frames_or_ends(
 
     try:
         asyncio.run(read_all())
-    except wire.WireError as error:
+    except WireError as error:
         assert_one_line(error)
 
 

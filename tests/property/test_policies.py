@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flower_scheduling.errors import RoundOrderError
 from flower_scheduling.strategies import (
     POLICIES,
     RoundContext,
-    RoundOrderError,
     RoundOutcome,
     Selection,
     build_policy,

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import round_record
 from flwr.app import ArrayRecord
 
 from flower_scheduling.server.monitoring.alarms import KINDS, AlarmLog, Alarms
@@ -26,17 +27,16 @@ def record(number: int, selected: list[int], **changes: Any) -> RoundRecord:
         "selected": selected,
         "names": [NAMES[arm] for arm in selected],
         "rtt_s": [1.0] * count,
-        "completed": [True] * count,
         "reason": [None] * count,
         "compute_s": [None] * count,
         "link_s": [None] * count,
         "stepped": True,
     }
-    return RoundRecord(**{**values, **changes})
+    return round_record(**{**values, **changes})
 
 
 def failed(number: int, arm: int, reason: str) -> RoundRecord:
-    return record(number, [arm], rtt_s=[None], completed=[False], reason=[reason])
+    return record(number, [arm], rtt_s=[None], reason=[reason])
 
 
 def kinds(alarms: Alarms, floors: list[float] | None = None, saved: int = 0) -> list[str]:

@@ -12,11 +12,11 @@ from safetensors.numpy import save_file
 
 from flower_scheduling.client.learning.models import create_model, evaluate, train_logistic
 from flower_scheduling.client.wire.arrays import decode_array
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.engine import batched
 from flower_scheduling.simulation.engine.batched import TrainingCurve, compare_batched, run_batched
 from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
-from flower_scheduling.strategies import ConfigError
 from flower_scheduling.strategies.flower import RoundRecord
 
 SMALL = {"partitioner": "iid:200", "num_clients": 6, "num_selected": 3, "eval_every": 10}

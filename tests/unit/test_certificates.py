@@ -16,11 +16,10 @@ from flower_scheduling.client.wire.credentials import (
     expiry,
     load_certificate,
 )
-from flower_scheduling.client.wire.errors import CertificateTimeError, ClientConfigError
 from flower_scheduling.client.wire.health import tls_hint
+from flower_scheduling.errors import CertificateTimeError, ClientConfigError, ConfigError
 from flower_scheduling.server.cli.certificates import CertificateFolder
 from flower_scheduling.server.cli.certs import main
-from flower_scheduling.strategies import ConfigError
 
 
 @pytest.fixture

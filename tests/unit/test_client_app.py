@@ -25,7 +25,7 @@ from flower_scheduling.client.learning.models import create_model, evaluate, ini
 from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.client.wire import protocol
 from flower_scheduling.client.wire.arrays import read_message
-from flower_scheduling.client.wire.errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError
 
 pytestmark = pytest.mark.usefixtures("mnist", "task_identity")
 

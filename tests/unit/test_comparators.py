@@ -8,10 +8,9 @@ import math
 import numpy as np
 import pytest
 
+from flower_scheduling.errors import ArrayError, ConfigError
 from flower_scheduling.strategies import (
     POLICIES,
-    ArrayError,
-    ConfigError,
     RoundContext,
     RoundOutcome,
     Selection,

@@ -9,8 +9,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from flower_scheduling.client.link.emulation import EmulatedDevice, emulation_mod
 from flower_scheduling.client.link.model import LinkModel
-from flower_scheduling.client.wire.errors import ClientConfigError
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.errors import ClientConfigError
 
 LINKED = {"name": "a", "link": "rayleigh", "distance-m": 320.0}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from flower_scheduling.client.link.model import ComputeModel, LinkModel
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.environments.paper import Environment
-from flower_scheduling.strategies import ConfigError
 
 FIELDS = ("available", "download_s", "compute_s", "upload_s", "failed")
 

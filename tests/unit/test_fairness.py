@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies import (
-    ConfigError,
     EqualFloors,
     GivenFloors,
     HeuristicFloors,

@@ -11,7 +11,7 @@ import pytest
 from flower_scheduling.client.cli import cli as client_cli
 from flower_scheduling.client.cli import main as client_main
 from flower_scheduling.client.slots import take_slot
-from flower_scheduling.client.wire.errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError
 from flower_scheduling.server.cli.main import cli as server_cli
 from flower_scheduling.server.cli.main import main as server_main
 

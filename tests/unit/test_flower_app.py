@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
+from flower_scheduling.errors import ConfigError, SchedulingError, SuperLinkError
 from flower_scheduling.server.cli.certificates import CertificateFolder
 from flower_scheduling.server.runtimes.stream import FleetConfig
 from flower_scheduling.server.runtimes.superlink import (
     SuperLink,
-    SuperLinkError,
     run_superlink,
     supernode_command,
     write_app,
 )
 from flower_scheduling.server.settings.run import ServerConfig
-from flower_scheduling.strategies import ConfigError, SchedulingError
 
 ROOT = Path(__file__).parents[2]
 

@@ -36,9 +36,9 @@ import flower_scheduling.server.transport.grid
 from flower_scheduling.client.stream import StreamClient
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.arrays import decode_array, read_message
+from flower_scheduling.errors import ConfigError, InvalidReplyError
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import UNREADABLE, StreamGrid
-from flower_scheduling.strategies import ConfigError
 from flower_scheduling.strategies.flower import (
     LOGGER,
     Exchange,
@@ -53,7 +53,6 @@ from flower_scheduling.strategies.flower.replies import (
     WRONG_ARRAYS,
     WRONG_RECORDS,
     ArraySpec,
-    InvalidReplyError,
     ReplyChecker,
     error_text,
 )

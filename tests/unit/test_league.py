@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.benchmark.scenario import Scenario, suite
 from flower_scheduling.simulation.benchmark.tasks import REFERENCE, entrants, pieces_of
 from flower_scheduling.simulation.cli import main
@@ -21,7 +22,7 @@ from flower_scheduling.simulation.engine.replayer import (
 )
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 from flower_scheduling.simulation.theory.linear_program import linear_program
-from flower_scheduling.strategies import POLICIES, ConfigError, RoundContext, RoundOutcome
+from flower_scheduling.strategies import POLICIES, RoundContext, RoundOutcome
 
 
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.engine.batched import run_batched
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
-from flower_scheduling.strategies import ConfigError, RoundContext, RoundOutcome, build_policy
+from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
 from flower_scheduling.strategies.base import SchedulingPolicy
 from flower_scheduling.strategies.policies.cs_ucb_q_loss import CsUcbQLoss
 

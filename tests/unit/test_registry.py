@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import flower_scheduling.strategies
-from flower_scheduling.strategies import POLICIES, ConfigError, UnknownPolicyError, build_policy
+from flower_scheduling.errors import ConfigError, UnknownPolicyError
+from flower_scheduling.strategies import POLICIES, build_policy
 
 
 def shared():

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.environments.paper import Environment
 from flower_scheduling.simulation.theory.regret import (
     cs_ucb_bound_s,
@@ -17,7 +18,6 @@ from flower_scheduling.simulation.theory.regret import (
     regret_s,
     reward_gaps,
 )
-from flower_scheduling.strategies import ConfigError
 
 
 def test_readings_by_hand():

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import round_record
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.page.saved import MARK as PAGE_MARK
-from flower_scheduling.server.runs.directory import MAX_LISTED_ARMS
+from flower_scheduling.server.runs.round_lines import MAX_LISTED_ARMS
 from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.engine.replayer import (
@@ -37,7 +39,7 @@ from flower_scheduling.simulation.report.run_statistics import Story, held_up, t
 from flower_scheduling.simulation.report.savings import Answer, answer
 from flower_scheduling.simulation.theory.estimate import Estimate
 from flower_scheduling.simulation.wording import percent, plain, seconds
-from flower_scheduling.strategies import POLICIES, ConfigError
+from flower_scheduling.strategies import POLICIES
 from flower_scheduling.strategies.flower import RoundRecord
 
 HOSTILE = "<script>alert(1)</script>"
@@ -65,7 +67,6 @@ def a_round(number: int, rtt_s: dict[int, float | None], **changes: Any) -> dict
         "absent": [],
         "selected": list(rtt_s),
         "rtt_s": times,
-        "completed": [time is not None for time in times],
         "reason": ["timeout" if time is None else None for time in times],
         "compute_s": [None] * len(times),
         "link_s": [None] * len(times),
@@ -526,7 +527,7 @@ def record_with(
     count = len(rtt_s)
     nothing: list[float | None] = [None] * count
     arms = list(range(count))
-    return RoundRecord(
+    return round_record(
         round=1,
         time_s=round_s,
         round_s=round_s,
@@ -535,7 +536,6 @@ def record_with(
         selected=arms,
         names=[str(arm) for arm in arms],
         rtt_s=rtt_s,
-        completed=[each is None for each in reason],
         reason=reason,
         compute_s=nothing,
         link_s=nothing,

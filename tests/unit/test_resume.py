@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from factories import round_record
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -24,6 +25,7 @@ from flwr.serverapp.strategy import (
     FedAvgM,
 )
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.cli.main import main as server_main
 from flower_scheduling.server.runs.checkpoint import CheckpointFolder
 from flower_scheduling.server.runs.directory import RunDirectory, lock_run, written_rounds
@@ -33,7 +35,6 @@ from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_ag
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
-from flower_scheduling.strategies import ConfigError
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 from flower_scheduling.strategies.flower.state import load_strategy_state, strategy_state
 
@@ -210,7 +211,7 @@ def config(run_dir: Path, **changes: Any) -> SimulationConfig:
 
 
 def record(number: int) -> RoundRecord:
-    return RoundRecord(
+    return round_record(
         round=number,
         time_s=float(number),
         round_s=1.0,
@@ -219,7 +220,6 @@ def record(number: int) -> RoundRecord:
         selected=[0],
         names=["a"],
         rtt_s=[1.0],
-        completed=[True],
         reason=[None],
         compute_s=[None],
         link_s=[None],

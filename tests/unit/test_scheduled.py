@@ -54,7 +54,7 @@ from flower_scheduling.client.wire.protocol import (
     TIMING,
     TRAIN_LOSS,
 )
-from flower_scheduling.strategies import ConfigError, SchedulingError, UnknownPolicyError
+from flower_scheduling.errors import ConfigError, SchedulingError, UnknownPolicyError
 from flower_scheduling.strategies.flower import (
     LOGGER,
     TIMEOUT,

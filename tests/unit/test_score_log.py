@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import round_record
 from flwr.app import Array, ArrayRecord
 
 from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
@@ -31,7 +32,6 @@ def explained(number: int, num_arms: int = 3, **changes: Any) -> RoundRecord:
         "selected": [2],
         "names": ["c"],
         "rtt_s": [1.0],
-        "completed": [True],
         "reason": [None],
         "compute_s": [None],
         "link_s": [None],
@@ -39,7 +39,7 @@ def explained(number: int, num_arms: int = 3, **changes: Any) -> RoundRecord:
         "explanation": explanation,
         "queue": value / 2,
     }
-    return RoundRecord(**{**values, **changes})
+    return round_record(**{**values, **changes})
 
 
 def write(path: Path, *records: RoundRecord) -> list[dict[str, Any]]:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from factories import round_record
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, MultiKrum
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.monitoring.console import RoundLog
 from flower_scheduling.server.runs.directory import (
     RunDirectory,
@@ -25,7 +27,6 @@ from flower_scheduling.server.runs.totals import RunHistory
 from flower_scheduling.server.runtimes.stream import DenyList
 from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
 from flower_scheduling.server.settings.run import ServerConfig
-from flower_scheduling.strategies import ConfigError
 from flower_scheduling.strategies.flower import LOGGER, Arm, RoundRecord
 
 
@@ -39,13 +40,12 @@ def record(**changes: Any) -> RoundRecord:
         "selected": [0, 2],
         "names": ["a", "c"],
         "rtt_s": [1.5, None],
-        "completed": [True, False],
         "reason": [None, "timeout"],
         "compute_s": [1.0, None],
         "link_s": [0.5, None],
         "stepped": True,
     }
-    return RoundRecord(**{**values, **changes})
+    return round_record(**{**values, **changes})
 
 
 def arrays(value: float = 0.0) -> ArrayRecord:
@@ -128,7 +128,6 @@ def test_summary_by_hand() -> None:
             time_s=4.0,
             selected=[0, 1],
             rtt_s=[2.5, 0.5],
-            completed=[True, True],
             reason=[None, None],
             accuracy=0.9,
             loss=1.0,
@@ -166,7 +165,7 @@ def test_deadline_far_above_the_answers_is_suggested_down() -> None:
     history = RunHistory(arrays())
     for t in range(200):
         history.record(
-            record(round=t + 1, selected=[0], rtt_s=[0.2], reason=[None], completed=[True]),
+            record(round=t + 1, selected=[0], rtt_s=[0.2], reason=[None]),
             arrays(),
         )
     summary = history.summary(arms(), None, tau_max_s=5.0)
@@ -284,7 +283,7 @@ def test_round_log_speaks_of_evaluated_rounds_and_breaks_long_silences(
         log(record(round=2), arrays())
         log(record(round=3, accuracy=0.5), arrays())
         now_s[0] += 10.0
-        log(record(round=4, rtt_s=[None, None], completed=[False, False]), arrays())
+        log(record(round=4, rtt_s=[None, None]), arrays())
     assert [r.getMessage() for r in caplog.records] == [
         "round 1: 1.5 s, 3 clients available, slowest a 1.500 s, 1 of 2 failed",
         "round 3: 1.5 s, 3 clients available, accuracy 0.5000, slowest a 1.500 s, 1 of 2 failed",

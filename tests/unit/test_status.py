@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import round_record
 from flwr.app import Array, ArrayRecord
 from flwr.proto.node_pb2 import NodeInfo
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.monitoring.alarms import Alarm, AlarmLog
 from flower_scheduling.server.monitoring.presence import FILE, HEARTBEAT_S, PresenceWriter
 from flower_scheduling.server.monitoring.prometheus import metrics_server
 from flower_scheduling.server.monitoring.status import RunStatus, status_table
 from flower_scheduling.server.runs.totals import RunHistory
-from flower_scheduling.strategies import ConfigError
-from flower_scheduling.strategies.flower import Arm, RoundHook, RoundRecord
+from flower_scheduling.strategies.flower import Arm, RoundHook
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
 
@@ -65,13 +66,12 @@ def play(hooks: list[RoundHook], number: int, **changes: Any) -> None:
         "selected": [0, 1],
         "names": ["a", "b"],
         "rtt_s": [0.5 * number, None],
-        "completed": [True, False],
         "reason": [None, "client error: code 2, ValueError: no"],
         "compute_s": [None, None],
         "link_s": [None, None],
         "stepped": True,
     }
-    record = RoundRecord(**{**values, **changes})
+    record = round_record(**{**values, **changes})
     for hook in hooks:
         hook(record, MODEL)
 
@@ -140,7 +140,7 @@ def test_a_resumed_run_is_counted_as_a_whole() -> None:
     told = status.snapshot(Grid())  # type: ignore[arg-type]
     assert (told["round"], told["steps"], told["time_s"], told["accuracy"]) == (2, 2, 4.0, 0.75)
     play(hooks, 3)
-    play(hooks, 4, selected=[1], names=["b"], rtt_s=[0.5], completed=[True], reason=[None])
+    play(hooks, 4, selected=[1], names=["b"], rtt_s=[0.5], reason=[None])
     told = status.snapshot(Grid())  # type: ignore[arg-type]
     assert (told["round"], told["steps"]) == (4, 4)
     a, b, c = told["arms"][:3]

@@ -43,17 +43,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import flower_scheduling.client.stream
 import flower_scheduling.server.transport.connection_log
 import flower_scheduling.server.transport.grid
-from flower_scheduling.client.stream import (
-    ConnectionRefused,
-    StreamClient,
-    VersionMismatch,
-    Worker,
-    _Stream,
-)
+from flower_scheduling.client.stream import StreamClient, Worker, _Stream
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.errors import ConfigError, ConnectionRefused, VersionMismatch, WireError
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import LOST, UNREADABLE, StreamGrid
-from flower_scheduling.strategies import ConfigError
 from flower_scheduling.strategies.flower import (
     LOGGER,
     TIMEOUT,
@@ -992,7 +986,7 @@ def test_a_client_runs_once(fleet: Fleet) -> None:
 
 
 def test_a_client_refuses_a_name_that_cannot_be_one() -> None:
-    with pytest.raises(wire.WireError, match="client name ''"):
+    with pytest.raises(WireError, match="client name ''"):
         StreamClient("127.0.0.1:1", "", make_app())
 
 

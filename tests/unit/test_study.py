@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import flower_scheduling.simulation.engine.study as study
+from flower_scheduling.errors import ConfigError, UnknownPolicyError
 from flower_scheduling.simulation.engine.study import Contender, StudyResult, drops, run_study
 from flower_scheduling.simulation.environments.paper import Environment
-from flower_scheduling.strategies import ConfigError, RoundContext, UnknownPolicyError
+from flower_scheduling.strategies import RoundContext
 
 SMALL = {"num_selected": 2, "tau_max_s": 0.3, "num_rounds": 30, "num_seeds": 5, "seed": 3}
 

@@ -13,7 +13,6 @@ from torch.nn import functional
 from flower_scheduling.client.learning.mnist import scale_pixels
 from flower_scheduling.client.learning.models import (
     MODELS,
-    TrainingDivergedError,
     _train_module,
     create_model,
     evaluate,
@@ -21,7 +20,7 @@ from flower_scheduling.client.learning.models import (
     train,
 )
 from flower_scheduling.client.wire.arrays import decode_array, encode_array
-from flower_scheduling.client.wire.errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError, TrainingDivergedError
 
 OPTIONS = {"batch_size": 4, "learning_rate": 0.1, "local_steps": 3}
 

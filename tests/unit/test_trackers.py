@@ -20,10 +20,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import round_record
 from flwr.app import Array, ArrayRecord
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
+from flower_scheduling.errors import TrackerError
 from flower_scheduling.server.cli.main import main as server_main
 from flower_scheduling.server.monitoring import trackers
 from flower_scheduling.server.monitoring.round_metrics import METRICS, RoundMetrics, summary_metrics
@@ -32,7 +34,6 @@ from flower_scheduling.server.monitoring.trackers import (
     RunEnd,
     TrackedRun,
     Tracker,
-    TrackerError,
     Trackers,
 )
 from flower_scheduling.server.runs.directory import written_rounds
@@ -70,13 +71,12 @@ def record(number: int = 1, **changes: Any) -> RoundRecord:
         "selected": [0, 2],
         "names": ["a", "c"],
         "rtt_s": [1.0, None],
-        "completed": [True, False],
         "reason": [None, "timeout"],
         "compute_s": [0.75, None],
         "link_s": [0.25, None],
         "stepped": True,
     }
-    return RoundRecord(**{**values, **changes})
+    return round_record(**{**values, **changes})
 
 
 def arrays() -> ArrayRecord:
@@ -234,9 +234,7 @@ def test_numbers_of_a_round_by_hand() -> None:
         "failures/timeout": 1.0,
         "client/a/rtt_s": 1.0,
     }
-    nobody = record(
-        2, selected=[], names=[], rtt_s=[], completed=[], reason=[], compute_s=[], link_s=[]
-    )
+    nobody = record(2, selected=[], names=[], rtt_s=[], reason=[], compute_s=[], link_s=[])
     second = found(nobody)
     assert second["failures/timeout"] == 1.0, "kinds are counted from the first one on"
     assert "round/rtt_mean_s" not in second
@@ -254,8 +252,7 @@ def test_names_of_clients_that_mlflow_would_refuse_are_changed_and_stay_apart() 
         record(
             selected=[0, 1, 2],
             names=["a/b", "..", "ä" * 300],
-            rtt_s=[1.0, 2.0, 3.0],
-            completed=[True] * 3,
+            rtt_s=[1.0, 2.0, 3.0] * 3,
             reason=[None] * 3,
         )
     )

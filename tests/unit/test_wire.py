@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.errors import WireError
 
 FRAMES: list[wire.Frame] = [
     wire.Hello("küche 7", "abc", ["m-1", "m-2"], available=False),
@@ -76,10 +77,10 @@ def test_payload_is_a_view_and_may_come_in_parts() -> None:
     assert again.has_content()
 
 
-def read(data: bytes) -> wire.Frame | wire.WireError:
+def read(data: bytes) -> wire.Frame | WireError:
     try:
         return wire.decode(data)
-    except wire.WireError as error:
+    except WireError as error:
         return error
 
 
@@ -105,7 +106,7 @@ _JSON = st.recursive(
 )
 def test_any_header_is_read_or_refused(kind: int, header: object) -> None:
     frame = read(raw(kind, header))
-    if isinstance(frame, wire.WireError):
+    if isinstance(frame, WireError):
         assert "\n" not in str(frame)
     elif not isinstance(frame, wire.Hello) or frame.protocol == wire.PROTOCOL_VERSION:
         assert wire.decode(wire.encode(frame)) == frame
@@ -141,7 +142,7 @@ def test_any_header_is_read_or_refused(kind: int, header: object) -> None:
     ],
 )
 def test_errors_say_what_is_wrong(data: bytes, text: str) -> None:
-    with pytest.raises(wire.WireError, match=text):
+    with pytest.raises(WireError, match=text):
         wire.decode(data)
 
 
@@ -174,16 +175,16 @@ def test_a_large_frame_travels_in_pieces() -> None:
     assert asyncio.run(wire.read_frame(read, len(large))) == small
     assert asyncio.run(wire.read_frame(read, len(large))) is None
     assert asyncio.run(wire.read_frame(stream_of(*pieces[:-1]), len(large))) is None
-    with pytest.raises(wire.WireError, match="must have 300000 at most"):
+    with pytest.raises(WireError, match="must have 300000 at most"):
         asyncio.run(wire.read_frame(stream_of(*pieces), 300_000))
-    with pytest.raises(wire.WireError, match="must have 13 at least"):
+    with pytest.raises(WireError, match="must have 13 at least"):
         asyncio.run(wire.read_frame(stream_of(b"x", large), 300_000))
 
 
 def test_pieces_that_are_crumbs_are_refused() -> None:
     pieces = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(300_000)))))
     for crumb in (b"", b"x", pieces[1][:-1]):
-        with pytest.raises(wire.WireError, match=f"a piece of {len(crumb)} bytes, must have 65536"):
+        with pytest.raises(WireError, match=f"a piece of {len(crumb)} bytes, must have 65536"):
             asyncio.run(wire.read_frame(stream_of(pieces[0], crumb, *pieces[1:]), 2**20))
 
 
@@ -195,7 +196,7 @@ def test_frame_that_stops_is_given_up() -> None:
         return None
 
     pieces = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(100_000)))))[:1]
-    with pytest.raises(wire.WireError, match=r"REPLY frame: \d+ bytes are missing"):
+    with pytest.raises(WireError, match=r"REPLY frame: \d+ bytes are missing"):
         asyncio.run(wire.read_frame(read, 2**20, 0.01))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.environments.nonstationary import World
 from flower_scheduling.simulation.environments.paper import Environment
-from flower_scheduling.strategies import ConfigError
 
 TAU_MAX_S = 5.0
 SHARED = {"num_arms": 6, "batch_shape": (3,), "seed": 5}

@@ -1,0 +1,188 @@
+"""Every error that this project raises on purpose: its text is one line for the user.
+
+::
+
+    SchedulingError
+     ├── ConfigError (ValueError)              a setting is wrong or does not fit another
+     │    └── InfeasibleFloorsError            no policy meets the floors; in simulation.theory
+     ├── ClientConfigError (ValueError)        a client was set up wrongly
+     ├── UnknownPolicyError (KeyError)         no policy of that name
+     ├── RoundOrderError                       a round was asked or told out of order
+     ├── ArrayError (ValueError)               an array of the wrong shape or content
+     ├── WireError (ValueError)                a frame is not what the protocol says
+     ├── InvalidReplyError                     a reply must not enter the model
+     ├── ConnectionRefused                     the server does not take this client
+     │    └── VersionMismatch                  it speaks another protocol
+     ├── CertificateTimeError (ConnectionError)   a certificate is not valid at this time
+     ├── DataUnavailableError (RuntimeError)   a data set cannot be had
+     ├── TrainingDivergedError (ArithmeticError)  the local loss is no longer finite
+     ├── TrackerError (RuntimeError)           a tracker cannot be used
+     └── SuperLinkError (ChildProcessError)    Flower's runtime or the app on it failed
+"""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+import sys
+from collections.abc import Iterable
+from typing import ClassVar, Final
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+"""The run failed."""
+EXIT_USAGE: Final = 2
+"""The program was called or configured wrongly."""
+EXIT_INTERRUPTED: Final = 130
+
+_REPR: Final = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 100
+
+
+class SchedulingError(Exception):
+    """Base of every error of this project.
+
+    Attributes
+    ----------
+    exit_code : int
+        What a program ends with that this error ends.
+    """
+
+    exit_code: ClassVar[int] = EXIT_USAGE
+
+
+class ConfigError(SchedulingError, ValueError):
+    """A setting is out of range or does not fit another.
+
+    Parameters
+    ----------
+    key : str
+        Name of the setting as the user writes it.
+    value : object
+        What was given.
+    message : str
+        What is wrong or would be right, e.g. ``"must be a number in [0, 1]"``.
+    hint : str
+        What may help, e.g. ``"did you mean cs-ucb?"``.
+    """
+
+    def __init__(self, key: str, value: object, message: str, hint: str = "") -> None:
+        shown = " ".join(_REPR.repr(value).split())  # arrays print on several lines
+        super().__init__(f"{key} = {shown}: {message}" + (f" ({hint})" if hint else ""))
+        self.key = key
+        self.value = value
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[object, ...]]:
+        # Without it an error raised in a worker process could not be sent back.
+        return type(self), (self.key, self.value, self.message, self.hint)
+
+
+class ClientConfigError(SchedulingError, ValueError):
+    """A client was set up wrongly."""
+
+
+class UnknownPolicyError(SchedulingError, KeyError):
+    """No policy of that name is registered."""
+
+    __str__ = Exception.__str__  # KeyError would print the text in quotes
+
+
+class RoundOrderError(SchedulingError):
+    """A round was asked or told out of order, or told twice."""
+
+
+class ArrayError(SchedulingError, ValueError):
+    """An array handed to a policy has the wrong shape, type or content."""
+
+
+class WireError(SchedulingError, ValueError):
+    """A frame is not what the protocol says."""
+
+
+class InvalidReplyError(SchedulingError):
+    """A reply must not enter the model; the text is ``kind: details``.
+
+    Parameters
+    ----------
+    kind : str
+        What failures are counted and logged by: one of a fixed list, never text of a client, which
+        could make up ever new kinds.
+    details : str
+        What is wrong in this reply.
+    """
+
+    def __init__(self, kind: str, details: str) -> None:
+        super().__init__(f"{kind}: {details}")
+
+
+class ConnectionRefused(SchedulingError):
+    """The server does not take this client.
+
+    Attributes
+    ----------
+    code : str
+        One of :class:`.Refusal`.
+    """
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class VersionMismatch(ConnectionRefused):
+    """Server and client speak different versions of the protocol."""
+
+
+class CertificateTimeError(SchedulingError, ConnectionError):
+    """A certificate is not valid at this time; unlike a wrong setting that may pass by itself.
+
+    A device without a clock of its own believes to be in the past until it hears of the time.
+    """
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class DataUnavailableError(SchedulingError, RuntimeError):
+    """A data set is neither in its folder nor to be had; the text says what to do."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class TrainingDivergedError(SchedulingError, ArithmeticError):
+    """The local loss is no longer a finite number."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class TrackerError(SchedulingError, RuntimeError):
+    """A tracker cannot be used, and trying again is of no use."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class SuperLinkError(SchedulingError, ChildProcessError):
+    """Flower's runtime or the app on it failed."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+def fail(text: str, code: int) -> int:
+    """Print an error as one line on standard error; return the exit code, to be passed on."""
+    print("error: " + " ".join(text.split()), file=sys.stderr)
+    return code
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return ``"did you mean x?"`` with the nearest of the known words, or nothing: a hint."""
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return :func:`nearest` in brackets, to be put behind a sentence."""
+    hint = nearest(word, known)
+    return f" ({hint})" if hint else ""
