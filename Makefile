@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: simulate test lint check verify-images pictures soak bench clean
+.PHONY: simulate test lint links check verify-images pictures soak bench clean
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m simulation
@@ -11,20 +11,21 @@ simulate: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
-# mypy and import-linter want a package's folders inside the folder of its name.
-LINKS := .links/flower_scheduling
-
-lint: $(VENV)/.installed-dev | $(LINKS)
+lint: links $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=.links $(BIN)/mypy
 	MYPYPATH=.links:docker $(BIN)/mypy docker/verify docker/engine.py
 	cd .links && $(CURDIR)/$(BIN)/lint-imports ../pyproject.toml
 
-$(LINKS):
-	mkdir -p $@
-	ln -s ../../flower_scheduling/*.py ../../flower_scheduling/py.typed $@
-	ln -s ../../client ../../server ../../simulation ../../strategies $@
+# mypy and import-linter want a package's folders inside the folder of its name.
+links:
+	rm -rf .links
+	mkdir -p .links/flower_scheduling
+	for each in $(wildcard flower_scheduling/*.py) client server simulation strategies; do \
+		ln -s ../../$$each .links/flower_scheduling/; \
+	done
+	ln -s ../../flower_scheduling/py.typed .links/flower_scheduling/
 
 check: lint test
 

@@ -96,8 +96,8 @@ def simulation_settings(side: str, run_dir: str = "") -> SimulationConfig:
     return SimulationConfig.from_mapping(
         {
             **settings().to_mapping(),
-            "wait-s": SimulationConfig.wait_s,
-            "checkpoint-every": SimulationConfig.checkpoint_every,
+            "wait-s": SimulationConfig().wait_s,
+            "checkpoint-every": SimulationConfig().checkpoint_every,
             "num-clients": NUM_CLIENTS,
             "rounds": num_rounds,
             "eval-every": num_rounds,

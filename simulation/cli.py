@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def cli(
     refuse_used(run_dir)
     _tell_idle(flags, [config.strategy])
     with _page(run_dir, page):
-        _run([replace(config, run_dir=str(run_dir))], run_dir, as_json)
+        _run([config.changed(run_dir=str(run_dir))], run_dir, as_json)
 
 
 @contextmanager
@@ -133,7 +132,7 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
     if len(set(names)) != len(names):
         raise click.UsageError("--strategies names a policy twice")
     base = Path(config.run_dir or default_run_dir("compare"))
-    configs = [replace(config, strategy=name, run_dir=str(base / name)) for name in names]
+    configs = [config.changed(strategy=name, run_dir=str(base / name)) for name in names]
     _tell_idle(flags, names)
     _run(configs, base, as_json)
 
@@ -155,7 +154,7 @@ def _tell_idle(flags: dict[str, Any], policies: list[str]) -> None:
 def _resolve(flags: dict[str, Any]) -> SimulationConfig:
     """Lay the flags over the scenario over the defaults."""
     given = given_settings(flags)
-    preset = SCENARIOS.get(given.get("scenario", SimulationConfig.scenario), {})
+    preset = SCENARIOS.get(given.get("scenario", SimulationConfig().scenario), {})
     return SimulationConfig.from_mapping({**preset, **given})
 
 

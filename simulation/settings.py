@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from flower_scheduling.client.link.model import ComputeModel, LinkModel
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.server.settings.base import Settings, setting
+from flower_scheduling.server.settings.run import LONGEST_WAIT_S, ServerConfig
 
 from .environments.paper import Environment
 
@@ -50,67 +51,62 @@ MODEL_PAYLOAD: Final = "model"
 """Payload that stands for the real size of the model."""
 
 
-@dataclass(frozen=True)
-class SimulationConfig(ServerConfig):
+class RadioSettings(Settings):
+    """The paper's radio cell and computing model: distances, path loss, power, bandwidth."""
+
+    cell_radius_m: float = setting(500.0, "Radius of the cell [m].", gt=0)
+    path_loss_intercept_db: float = setting(128.1, "Path loss at 1 km [dB].", ge=-1000, le=1000)
+    path_loss_slope_db: float = setting(
+        37.6, "Path loss per decade of distance [dB].", ge=-1000, le=1000
+    )
+    tx_power_dbm: float = setting(23.0, "Transmit power [dBm].", ge=-300, le=300)
+    noise_dbm: float = setting(-107.0, "Noise power [dBm].", ge=-300, le=300)
+    bandwidth_hz: float = setting(15e3, "Bandwidth per client [Hz].", gt=0)
+    base_rate: float = setting(
+        20.0, "Computing speed: client k does (0.5k+0.5..0.5k+1.5) times this [1/s].", gt=0
+    )
+
+    def link_model(self, bits: float) -> LinkModel:
+        """Return the link on which a transfer has so many bits."""
+        return LinkModel(
+            cell_radius_m=self.cell_radius_m,
+            path_loss_intercept_db=self.path_loss_intercept_db,
+            path_loss_slope_db=self.path_loss_slope_db,
+            tx_power_dbm=self.tx_power_dbm,
+            noise_dbm=self.noise_dbm,
+            bandwidth_hz=self.bandwidth_hz,
+            download_bits=bits,
+            upload_bits=bits,
+        )
+
+
+class SimulationConfig(ServerConfig, RadioSettings):
     """The server's settings, and how many clients there are, where, how fast, and when."""
 
-    wait_s: float = field(
-        default=0.0, metadata={"help": "Longest wait for clients in a round [virtual s]."}
+    wait_s: float = setting(
+        0.0, "Longest wait for clients in a round [virtual s].", ge=0, le=LONGEST_WAIT_S
     )
-    checkpoint_every: int = field(
-        default=500, metadata={"help": "Rounds between two checkpoints (0: never)."}
+    checkpoint_every: int = setting(500, "Rounds between two checkpoints (0: never).", ge=0)
+    scenario: str = setting("non-ideal", "Preset of the paper: ideal or non-ideal.")
+    num_clients: int = setting(10, "Clients in the fleet, K.", ge=1, le=_MOST_CLIENTS)
+    availability: str = setting(
+        "1", "Probability that a client is there in a round; one, or one per client."
     )
-    scenario: str = field(
-        default="non-ideal", metadata={"help": "Preset of the paper: ideal or non-ideal."}
+    failure_probability: str = setting("0", "Probability that a selected client never answers.")
+    joins: str = setting("", "Late joiners, CLIENT:ROUND, e.g. 3:200,4:500 (from 1).")
+    slowdowns: str = setting("", "Drift, CLIENT:ROUND:FACTOR, e.g. 10:500:20 (20 times slower).")
+    late: Literal["abandon", "busy"] = setting(
+        "abandon", "What a client does past the deadline: abandon (the paper) or busy."
     )
-    num_clients: int = field(default=10, metadata={"help": "Clients in the fleet, K."})
-    availability: str = field(
-        default="1",
-        metadata={"help": "Probability that a client is there in a round; one, or one per client."},
-    )
-    failure_probability: str = field(
-        default="0", metadata={"help": "Probability that a selected client never answers."}
-    )
-    joins: str = field(
-        default="", metadata={"help": "Late joiners, CLIENT:ROUND, e.g. 3:200,4:500 (from 1)."}
-    )
-    slowdowns: str = field(
-        default="",
-        metadata={"help": "Drift, CLIENT:ROUND:FACTOR, e.g. 10:500:20 (20 times slower)."},
-    )
-    late: str = field(
-        default="abandon",
-        metadata={"help": "What a client does past the deadline: abandon (the paper) or busy."},
-    )
-    distances_m: str = field(
-        default="", metadata={"help": "Distance of each client [m] (default: drawn on the disc)."}
-    )
-    payload_bits: str = field(
-        default="5000", metadata={"help": "Bits per transfer, or 'model' for its real size."}
-    )
-    cell_radius_m: float = field(default=500.0, metadata={"help": "Radius of the cell [m]."})
-    path_loss_intercept_db: float = field(
-        default=128.1, metadata={"help": "Path loss at 1 km [dB]."}
-    )
-    path_loss_slope_db: float = field(
-        default=37.6, metadata={"help": "Path loss per decade of distance [dB]."}
-    )
-    tx_power_dbm: float = field(default=23.0, metadata={"help": "Transmit power [dBm]."})
-    noise_dbm: float = field(default=-107.0, metadata={"help": "Noise power [dBm]."})
-    bandwidth_hz: float = field(default=15e3, metadata={"help": "Bandwidth per client [Hz]."})
-    base_rate: float = field(
-        default=20.0,
-        metadata={"help": "Computing speed: client k does (0.5k+0.5..0.5k+1.5) times this [1/s]."},
-    )
-    samples_per_round: int = field(
-        default=0, metadata={"help": "Examples per local update (0: batch-size x local-steps)."}
+    distances_m: str = setting("", "Distance of each client [m] (default: drawn on the disc).")
+    payload_bits: str = setting("5000", "Bits per transfer, or 'model' for its real size.")
+    samples_per_round: int = setting(
+        0, "Examples per local update (0: batch-size x local-steps).", ge=0
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_simulation(self) -> Self:
         self.require("scenario", self.scenario in SCENARIOS, "one of " + ", ".join(SCENARIOS))
-        self.require("num_clients", self.num_clients >= 1, "at least 1")
-        self.require("num_clients", self.num_clients <= _MOST_CLIENTS, f"at most {_MOST_CLIENTS}")
         self.require(
             "num_selected",
             self.num_selected <= self.num_clients,
@@ -121,28 +117,21 @@ class SimulationConfig(ServerConfig):
             self.min_clients <= self.num_clients,
             f"at most num-clients = {self.num_clients}",
         )
-        for name in ("tx_power_dbm", "noise_dbm"):
-            self.require(name, abs(getattr(self, name)) <= 300, "between -300 and 300 dBm")
-        for name in ("path_loss_intercept_db", "path_loss_slope_db"):
-            self.require(name, abs(getattr(self, name)) <= 1000, "between -1000 and 1000 dB")
         if self.distances_m:
             self.require(
                 "distances_m",
                 all(d > 0 for d in self._numbers("distances_m", count=self.num_clients)),
                 "distances above 0",
             )
-        self.require("late", self.late in ("abandon", "busy"), "abandon or busy")
-        self.require("samples_per_round", self.samples_per_round >= 0, "0 or more")
-        for name in ("cell_radius_m", "bandwidth_hz", "base_rate"):
-            self.require(name, getattr(self, name) > 0, "above 0")
         self.per_client("availability")
         self.per_client("failure_probability")
         self._events("joins", 2)
         self._events("slowdowns", 3)
+        return self
 
     def server_config(self) -> ServerConfig:
         """Return the part that the ServerApp sees."""
-        return ServerConfig(**{f.name: getattr(self, f.name) for f in fields(ServerConfig)})
+        return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.model_fields})
 
     def per_client(self, name: str) -> NDArray[np.float64]:
         """Return a setting that is one probability or one per client, (num_clients,)."""
@@ -151,11 +140,6 @@ class SimulationConfig(ServerConfig):
         self.require(name, len(values) in (1, self.num_clients), allowed)
         self.require(name, all(0 <= value <= 1 for value in values), allowed)
         return np.broadcast_to(np.asarray(values), self.num_clients).copy()
-
-    @property
-    def late_policy(self) -> Literal["abandon", "busy"]:
-        """The setting ``late``."""
-        return "busy" if self.late == "busy" else "abandon"
 
     def environment(self, model_bits: int) -> Environment:
         """Build the world: who is where, available when, and how fast.
@@ -183,16 +167,7 @@ class SimulationConfig(ServerConfig):
         return Environment(
             num_arms=self.num_clients,
             seed=self.seed,
-            link=LinkModel(
-                cell_radius_m=self.cell_radius_m,
-                path_loss_intercept_db=self.path_loss_intercept_db,
-                path_loss_slope_db=self.path_loss_slope_db,
-                tx_power_dbm=self.tx_power_dbm,
-                noise_dbm=self.noise_dbm,
-                bandwidth_hz=self.bandwidth_hz,
-                download_bits=bits,
-                upload_bits=bits,
-            ),
+            link=self.link_model(bits),
             compute=ComputeModel(
                 samples_per_round=self.samples_per_round or self.batch_size * self.local_steps,
                 base_rate=self.base_rate,

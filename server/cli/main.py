@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from ..monitoring.status import status_table
 from ..page.process import TOKEN_VARIABLE
 from ..runs.directory import default_run_dir
 from ..runs.resume import continued_settings, resumed_settings
-from ..runtimes.stream import FleetConfig, run_fleet
+from ..runtimes.stream import run_fleet
+from ..settings.fleet import FleetConfig
 from ..settings.run import idle_settings
 from .operator import operator_channel, read_status
 from .options import given_settings, resume_option, run_command, settings_options
@@ -88,7 +88,7 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
                 message = "has no effect with --app: that app has settings of its own"
                 raise ConfigError(key, value, message)
     if not config.run_dir and not config.app:
-        config = replace(config, run_dir=str(default_run_dir(config.strategy)))
+        config = config.changed(run_dir=str(default_run_dir(config.strategy)))
     console = Console(stderr=True)
     handler = _handler(console)
     LOGGER.handlers, LOGGER.propagate = [handler], False
@@ -196,4 +196,4 @@ def _where(
     before = context.parent.params if context.parent else {}
     if tls is None and before.get("tls"):
         tls = Path(before["tls"])
-    return address or before.get("address") or FleetConfig.address, tls
+    return address or before.get("address") or FleetConfig().address, tls

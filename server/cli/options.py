@@ -80,8 +80,7 @@ def settings_options(
 
     def decorate(command: _Command) -> _Command:
         for key, field in reversed(settings.settings().items()):
-            kind = settings.type_of(field)
-            text = field.metadata["help"]
+            kind, text = field.kind, field.help
             if key == "strategy":
                 text += " One of: " + ", ".join(runnable_policies()) + "."
             if shown := show_default(key, field.default):

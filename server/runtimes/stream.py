@@ -7,7 +7,6 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from flwr.serverapp import ServerApp
 
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.strategies import GivenFloors, parse_floors
 from flower_scheduling.strategies.flower import LOGGER, RoundHook
 
 from ..app import check_settings, create_app
@@ -30,80 +28,8 @@ from ..monitoring.console import RoundLog
 from ..monitoring.presence import PresenceWriter
 from ..monitoring.status import RunStatus
 from ..page.process import page_process
-from ..settings.run import ServerConfig
-from ..transport.grid import DEFAULT_MAX_CLIENTS, StreamGrid
-from ..transport.sockets import is_loopback
-
-
-@dataclass(frozen=True)
-class FleetConfig(ServerConfig):
-    """The settings of a run, and how clients reach it."""
-
-    address: str = field(
-        default="127.0.0.1:9092", metadata={"help": "Where to listen, HOST:PORT (port 0: any)."}
-    )
-    tls: str = field(default="", metadata={"help": "Folder of ca.pem, server.pem and server.key."})
-    insecure: bool = field(default=False, metadata={"help": "Listen beyond loopback without TLS."})
-    app: str = field(
-        default="", metadata={"help": "Another ServerApp, MODULE:ATTRIBUTE, on our streams."}
-    )
-    metrics: str = field(
-        default="", metadata={"help": "Where Prometheus finds /metrics, HOST:PORT (default: off)."}
-    )
-    page: str = field(
-        default="",
-        metadata={
-            "help": "Where a browser finds the page of the run, HOST:PORT, e.g. 127.0.0.1:8501 "
-            "(default: off)."
-        },
-    )
-    deny_list: str = field(
-        default="", metadata={"help": "File of client names that are refused, one a line."}
-    )
-    runtime: str = field(
-        default="stream",
-        metadata={"help": "stream: our own streams; superlink: Flower's SuperLink and SuperNodes."},
-    )
-    max_clients: int = field(
-        default=DEFAULT_MAX_CLIENTS, metadata={"help": "Names that are let in, at most."}
-    )
-    max_message_mb: int = field(default=512, metadata={"help": "Largest message [MiB]."})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("runtime", self.runtime in ("stream", "superlink"), "stream or superlink")
-        self.require("max_clients", self.max_clients >= 1, "at least 1")
-        self.require("max_message_mb", self.max_message_mb >= 1, "at least 1")
-        self._require_address("address", secure=bool(self.tls))
-        if self.metrics:  # in the clear, and for whoever asks
-            self._require_address("metrics", secure=False)
-        if self.page:  # beyond loopback it wants a token
-            self._require_host_and_port("page")
-            self.require("page", not self.app, "left out with --app: that run has no directory")
-        self.require(
-            "fairness",
-            not isinstance(parse_floors(self.fairness), GivenFloors),
-            "a rule, or floors by name such as dev-1=0.6,dev-2=0.5: clients join in any order",
-        )
-
-    def _require_address(self, name: str, *, secure: bool) -> None:
-        host = self._require_host_and_port(name)
-        self.require(
-            name,
-            secure or self.insecure or is_loopback(host),
-            "on loopback, or with --insecure"
-            + (", or with --tls FOLDER" if name == "address" else ""),
-        )
-
-    def _require_host_and_port(self, name: str) -> str:
-        host, colon, port = str(getattr(self, name)).rpartition(":")
-        valid = bool(colon and host) and port.isdigit() and int(port) < 65536
-        self.require(name, valid, "HOST:PORT")
-        return host
-
-    def server_config(self) -> ServerConfig:
-        """Return the part that ServerApp and ClientApps see."""
-        return ServerConfig(**{f.name: getattr(self, f.name) for f in fields(ServerConfig)})
+from ..settings.fleet import FleetConfig
+from ..transport.grid import StreamGrid
 
 
 def run_fleet(

@@ -38,9 +38,9 @@ from ..app import build_strategy
 from ..cli.options import stoppable
 from ..page.process import page_process
 from ..runs.directory import refuse_used
+from ..settings.fleet import FleetConfig
 from ..settings.run import ServerConfig
 from ..transport.sockets import FREE_PORT
-from .stream import FleetConfig
 
 __all__ = ["SuperLink", "SuperLinkError", "run_superlink", "supernode_command", "write_app"]
 

@@ -85,7 +85,7 @@ def build_aggregation(name: str, options: str = "") -> Strategy:
             raise ConfigError(
                 "aggregation-option",
                 pair,
-                f"{_flag(key)} must be of type {kind}",
+                f"{_flag(key)} must be a finite {kind}",
             ) from None
     for key, parameter in options_of_cls.items():
         if parameter.default is parameter.empty and key not in arguments:

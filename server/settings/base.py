@@ -1,40 +1,52 @@
-"""Settings as frozen dataclasses: kebab-case keys, checked types, one clear error per fault."""
+"""Settings of programs: fields that are kebab-case keys and flags, checked, one line per fault."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
-from typing import Any, ClassVar, Final, Self, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Final, Self, get_args, get_type_hints
 
-from flower_scheduling.errors import ConfigError, nearest
+from pydantic import Field
+
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.schema import Strict, kebab
 
 _BEYOND_INT: Final = 2**63  # for Flower's messages and numpy alike
-_LONGEST_KEY: Final = 100
 
 
-@dataclass(frozen=True)
-class Settings:
+def setting(default: Any, help_text: str, **bounds: Any) -> Any:
+    """Declare a setting: its default, its line in help texts, and pydantic's bounds."""
+    return Field(default, description=help_text, **bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What command lines and tables show of a field."""
+
+    name: str
+    kind: type[int | float | bool | str]
+    default: int | float | bool | str
+    help: str
+
+
+class Settings(Strict):
     """Base of configuration classes. A field ``tau_max_s`` is the key and flag ``tau-max-s``.
 
     Flower's run configuration carries only int, float, bool and str, and lets wrong types
-    through (flwr 1.42): :meth:`from_mapping` turns whole numbers into floats where a float is
-    due and refuses everything else by the key's name.
+    through (flwr 1.42): whole numbers become floats where a float is due, everything else is
+    refused by the key's name.
     """
 
-    _types: ClassVar[dict[str, type]]
-
     @classmethod
-    def settings(cls) -> dict[str, Field[Any]]:
+    def settings(cls) -> dict[str, Setting]:
         """Return the fields by their keys, in order."""
-        return {_key(field.name): field for field in fields(cls)}
-
-    @classmethod
-    def type_of(cls, field: Field[Any]) -> type:
-        """Return the type of a field: int, float, bool or str."""
-        hint = get_type_hints(cls)[field.name]
-        assert hint in (int, float, bool, str), f"{field.name} is {hint}"
-        return hint  # type: ignore[no-any-return]
+        hints = get_type_hints(cls)
+        found = {}
+        for name, field in cls.model_fields.items():
+            choices = get_args(hints[name])  # of a Literal
+            kind = type(choices[0]) if choices else hints[name]
+            found[kebab(name)] = Setting(name, kind, field.default, field.description or "")
+        return found
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
@@ -45,24 +57,21 @@ class Settings:
         ConfigError
             If a key is unknown, a value has the wrong type or is out of range.
         """
-        known = cls.settings()
-        arguments: dict[str, Any] = {}
         for key, value in values.items():
-            if key not in known:
-                shown = key if key.isprintable() and len(key) <= _LONGEST_KEY else ascii(key)
-                raise ConfigError(
-                    shown[:_LONGEST_KEY],
-                    value,
-                    "is no setting",
-                    nearest(key, known),
-                )
-            field = known[key]
-            arguments[field.name] = _coerce(key, value, cls.type_of(field))
-        return cls(**arguments)
+            if type(value) is int and abs(value) >= _BEYOND_INT:
+                raise ConfigError(key, value, "must be a number below 2^63")
+        names = {key: one.name for key, one in cls.settings().items()}
+        return cls(**{names.get(key, key): value for key, value in values.items()})
 
     def to_mapping(self) -> dict[str, int | float | bool | str]:
         """Return every setting under its kebab-case key."""
-        return {key: getattr(self, field.name) for key, field in self.settings().items()}
+        return {key: getattr(self, one.name) for key, one in self.settings().items()}
+
+    def changed(self, **values: Any) -> Self:
+        """Return these settings with others for some fields, checked."""
+        return type(self)(
+            **{name: getattr(self, name) for name in type(self).model_fields} | values
+        )
 
     def require(self, name: str, condition: bool, allowed: str) -> None:
         """Refuse a field unless a condition holds.
@@ -73,22 +82,4 @@ class Settings:
             If it does not.
         """
         if not condition:
-            raise ConfigError(_key(name), getattr(self, name), f"must be {allowed}")
-
-
-def _key(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _coerce(key: str, value: object, kind: type) -> int | float | bool | str:
-    if type(value) is int and abs(value) >= _BEYOND_INT:
-        raise ConfigError(key, value, "must be a number below 2^63")
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise ConfigError(key, value, f"must be {names[kind]}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(key, value, "must be a finite number")
-    assert isinstance(value, int | float | str)
-    return value
+            raise ConfigError(kebab(name), getattr(self, name), f"must be {allowed}")

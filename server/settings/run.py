@@ -3,122 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
+
+from pydantic import model_validator
 
 from flower_scheduling.errors import ConfigError, nearest
 from flower_scheduling.strategies import POLICIES, parse_floors
 
 from ..monitoring.trackers import TRACKERS, tracker_names
-from .base import Settings
+from .base import Settings, setting
 
-_LONGEST_WAIT_S: Final = 7 * 86400.0
+LONGEST_WAIT_S: Final = 7 * 86400.0
 
 
-@dataclass(frozen=True)
 class ServerConfig(Settings):
     """What to schedule, how to train, when to stop. Each field is a flag and a TOML key."""
 
-    strategy: str = field(default="cs-ucb-q-adaptive", metadata={"help": "Scheduling policy."})
-    num_selected: int = field(
-        default=5, metadata={"help": "Clients per round, N (the radio channels)."}
+    strategy: str = setting("cs-ucb-q-adaptive", "Scheduling policy.")
+    num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)
+    tau_max_s: float = setting(5.0, "Deadline of a round [s].", gt=0)
+    beta: float = setting(1e-3, "Weight of the virtual queues against speed, 0 to 1.", ge=0, le=1)
+    truncate: bool = setting(True, "Cap the index of cs-ucb-q at 1, as printed in the paper.")
+    fairness: str = setting(
+        "heuristic:0.5",
+        "Guaranteed share of rounds: NAME=C,NAME=C, or equal:C, proportional:RHO, "
+        "heuristic:PHI, none; numbers like 0.6,0.5,0.4 in simulations.",
     )
-    tau_max_s: float = field(default=5.0, metadata={"help": "Deadline of a round [s]."})
-    beta: float = field(
-        default=1e-3, metadata={"help": "Weight of the virtual queues against speed, 0 to 1."}
+    rounds: int = setting(100, "Rounds at most.", ge=1)
+    target_accuracy: float = setting(0.0, "Stop at this test accuracy (0: never).", ge=0, le=1)
+    eval_every: int = setting(10, "Rounds between two evaluations on the test images.", ge=1)
+    client_eval_every: int = setting(
+        0, "Rounds between two evaluations on clients (0: never).", ge=0
     )
-    truncate: bool = field(
-        default=True, metadata={"help": "Cap the index of cs-ucb-q at 1, as printed in the paper."}
+    min_clients: int = setting(0, "Clients to wait for at the start (0: num-selected).", ge=0)
+    wait_s: float = setting(
+        60.0, "Longest wait for clients in a round [s].", ge=0, le=LONGEST_WAIT_S
     )
-    fairness: str = field(
-        default="heuristic:0.5",
-        metadata={
-            "help": "Guaranteed share of rounds: NAME=C,NAME=C, or equal:C, proportional:RHO, "
-            "heuristic:PHI, none; numbers like 0.6,0.5,0.4 in simulations."
-        },
+    aggregation: str = setting("fedavg", "Flower strategy that aggregates, e.g. fedadam.")
+    aggregation_option: str = setting("", "Its options, e.g. eta=0.01,beta-1=0.9.")
+    seed: int = setting(0, "Seed of everything random.", ge=0)
+    run_dir: str = setting("", "Folder for the results; must not exist yet.")
+    explain: bool = setting(
+        True, "Record why each client was selected, some 20 bytes a client and round."
     )
-    rounds: int = field(default=100, metadata={"help": "Rounds at most."})
-    target_accuracy: float = field(
-        default=0.0, metadata={"help": "Stop at this test accuracy (0: never)."}
+    tracker: str = setting(
+        "",
+        "Where rounds are reported as well: " + ", ".join(TRACKERS) + "; several "
+        "with commas between.",
     )
-    eval_every: int = field(
-        default=10, metadata={"help": "Rounds between two evaluations on the test images."}
+    max_update_norm: float = setting(
+        0.0, "Refuse updates farther than this from the model (0: any).", ge=0
     )
-    client_eval_every: int = field(
-        default=0, metadata={"help": "Rounds between two evaluations on clients (0: never)."}
+    checkpoint_every: int = setting(1, "Rounds between two checkpoints (0: never).", ge=0)
+    checkpoint_required: bool = setting(True, "Stop when a checkpoint cannot be written, or go on.")
+    initial_model: str = setting("", "Model to begin with, a model.safetensors of another run.")
+    model: str = setting("logistic", "logistic or cnn.")
+    batch_size: int = setting(2, "Examples per minibatch.", ge=1)
+    learning_rate: float = setting(0.001, "Step size of local SGD.", gt=0)
+    local_steps: int = setting(1, "Minibatches per client and round.", ge=1)
+    partitioner: str = setting(
+        "iid", "Who holds which examples: iid, sizes:1500,1000,500, by-label, dirichlet:0.3."
     )
-    min_clients: int = field(
-        default=0, metadata={"help": "Clients to wait for at the start (0: num-selected)."}
-    )
-    wait_s: float = field(
-        default=60.0, metadata={"help": "Longest wait for clients in a round [s]."}
-    )
-    aggregation: str = field(
-        default="fedavg", metadata={"help": "Flower strategy that aggregates, e.g. fedadam."}
-    )
-    aggregation_option: str = field(
-        default="", metadata={"help": "Its options, e.g. eta=0.01,beta-1=0.9."}
-    )
-    seed: int = field(default=0, metadata={"help": "Seed of everything random."})
-    run_dir: str = field(
-        default="", metadata={"help": "Folder for the results; must not exist yet."}
-    )
-    explain: bool = field(
-        default=True,
-        metadata={"help": "Record why each client was selected, some 20 bytes a client and round."},
-    )
-    tracker: str = field(
-        default="",
-        metadata={
-            "help": "Where rounds are reported as well: " + ", ".join(TRACKERS) + "; several "
-            "with commas between."
-        },
-    )
-    max_update_norm: float = field(
-        default=0.0,
-        metadata={"help": "Refuse updates farther than this from the model (0: any)."},
-    )
-    checkpoint_every: int = field(
-        default=1, metadata={"help": "Rounds between two checkpoints (0: never)."}
-    )
-    checkpoint_required: bool = field(
-        default=True, metadata={"help": "Stop when a checkpoint cannot be written, or go on."}
-    )
-    initial_model: str = field(
-        default="", metadata={"help": "Model to begin with, a model.safetensors of another run."}
-    )
-    model: str = field(default="logistic", metadata={"help": "logistic or cnn."})
-    batch_size: int = field(default=2, metadata={"help": "Examples per minibatch."})
-    learning_rate: float = field(default=0.001, metadata={"help": "Step size of local SGD."})
-    local_steps: int = field(default=1, metadata={"help": "Minibatches per client and round."})
-    partitioner: str = field(
-        default="iid",
-        metadata={
-            "help": "Who holds which examples: iid, sizes:1500,1000,500, by-label, dirichlet:0.3."
-        },
-    )
-    data_dir: str = field(
-        default="", metadata={"help": "Folder of MNIST (default: the user's cache)."}
-    )
+    data_dir: str = setting("", "Folder of MNIST (default: the user's cache).")
 
-    def __post_init__(self) -> None:
-        for name in ("num_selected", "rounds", "eval_every", "batch_size", "local_steps"):
-            self.require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("client_eval_every", "min_clients", "checkpoint_every"):
-            self.require(name, getattr(self, name) >= 0, "0 or more")
-        self.require("seed", 0 <= self.seed < 2**63, "0 or more, and below 2^63")
-        self.require("wait_s", 0 <= self.wait_s <= _LONGEST_WAIT_S, "0 to 604800, a week")
-        self.require("max_update_norm", self.max_update_norm >= 0, "0 or more")
-        for name in ("tau_max_s", "learning_rate"):
-            self.require(name, getattr(self, name) > 0, "above 0")
-        for name in ("beta", "target_accuracy"):
-            self.require(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")
+    @model_validator(mode="after")
+    def _check_run(self) -> Self:
         runnable = runnable_policies()
         if self.strategy not in runnable:
             message = "must be one of " + ", ".join(runnable)
             raise ConfigError("strategy", self.strategy, message, nearest(self.strategy, runnable))
         parse_floors(self.fairness)
         tracker_names(self.tracker)
+        return self
 
 
 def runnable_policies() -> list[str]:

@@ -10,7 +10,7 @@ differ by the odd image whose two largest logits agree to six digits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -171,7 +171,7 @@ def compare_batched(
         As :func:`run_batched`.
     """
     runs = {  # all of them first: a wrong name is refused before anything has run
-        policy: [replace(config, strategy=policy, seed=seed) for seed in seeds]
+        policy: [config.changed(strategy=policy, seed=seed) for seed in seeds]
         for policy in policies
     }
     return {policy: [run_batched(run) for run in runs[policy]] for policy in runs}
@@ -248,7 +248,7 @@ class _Run:
         begin_s = self._time_s
         if not on_time.all():
             self._time_s += self._deadline_s
-            if self._config.late_policy == "busy":
+            if self._config.late == "busy":
                 late = arms[~on_time & ~draw.failed.take(arms)]
                 self._busy_until_s[late] = begin_s + time_s[late]
         elif arms.size:

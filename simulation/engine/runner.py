@@ -111,7 +111,7 @@ class Simulation:
                 for arm in range(config.num_clients)
             ],
             run_config,
-            late=config.late_policy,
+            late=config.late,
         )
         records: list[RoundRecord] = []
         summaries: list[dict[str, Any]] = []

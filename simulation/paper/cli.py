@@ -142,7 +142,7 @@ def _settings_table(config: PaperConfig) -> Table:
     table.add_column("what it is")
     for key, setting in PaperConfig.settings().items():
         value = str(getattr(config, setting.name))
-        table.add_row(key, escape(value), escape(setting.metadata["help"]))
+        table.add_row(key, escape(value), escape(setting.help))
     return table
 
 

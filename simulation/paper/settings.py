@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
+from pydantic import model_validator
 
 from flower_scheduling.client.link.model import ComputeModel, LinkModel
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.server.settings.base import Settings
+from flower_scheduling.server.settings.base import setting
 from flower_scheduling.strategies import check_feasibility, parse_floors
 
+from ..settings import RadioSettings
+
 _Number = TypeVar("_Number", int, float)
+_LARGEST: Final = 1e300
+"""Largest number in a list; whole ones may be too large for a float, and compare all the same."""
+_MOST: Final = 10**7
+_MOST_CLIENTS: Final = 10**4
+_MOST_NUMBERS: Final = 100
+"""Most entries of a list: each one is a figure's point or curve, and a run of its own."""
 
 QUICK: Final[Mapping[str, int | str]] = {
     "drops": 200,
@@ -29,78 +37,51 @@ QUICK: Final[Mapping[str, int | str]] = {
 """What ``--quick`` sets: the same figures from few seeds and shorter runs."""
 
 
-@dataclass(frozen=True)
-class PaperConfig(Settings):
+class PaperConfig(RadioSettings):
     """What to compute. The defaults are the paper's settings, where it gives them."""
 
-    seed: int = field(default=0, metadata={"help": "Seed of everything."})
-    drops: int = field(default=2000, metadata={"help": "Placements of the clients, most figures."})
-    sweep_drops: int = field(default=600, metadata={"help": "Placements per number of channels."})
-    scale_drops: int = field(default=60, metadata={"help": "Placements per fairness scale."})
-    training_seeds: int = field(default=10, metadata={"help": "Training runs per policy."})
+    seed: int = setting(0, "Seed of everything.", ge=0, lt=2**31)
+    drops: int = setting(2000, "Placements of the clients, most figures.", ge=2, le=_MOST)
+    sweep_drops: int = setting(600, "Placements per number of channels.", ge=2, le=_MOST)
+    scale_drops: int = setting(60, "Placements per fairness scale.", ge=2, le=_MOST)
+    training_seeds: int = setting(10, "Training runs per policy.", ge=2, le=_MOST)
 
-    tau_max_s: float = field(default=5.0, metadata={"help": "Deadline of a round [s]."})
-    ideal_clients: int = field(default=20, metadata={"help": "K, ideal scenario."})
-    ideal_selected: int = field(default=5, metadata={"help": "N, ideal scenario."})
-    ideal_rounds: int = field(default=5000, metadata={"help": "T, ideal scenario."})
-    channels: str = field(
-        default="1,2,3,4,5,6,7,8,9,10", metadata={"help": "Values of N of the sweep."}
-    )
+    tau_max_s: float = setting(5.0, "Deadline of a round [s].", gt=0)
+    ideal_clients: int = setting(20, "K, ideal scenario.", ge=2, le=_MOST_CLIENTS)
+    ideal_selected: int = setting(5, "N, ideal scenario.", ge=1, le=_MOST)
+    ideal_rounds: int = setting(5000, "T, ideal scenario.", ge=40, le=_MOST)
+    channels: str = setting("1,2,3,4,5,6,7,8,9,10", "Values of N of the sweep.")
 
-    availability: float = field(default=0.9, metadata={"help": "alpha of each client, non-ideal."})
-    floors: str = field(default="0.6,0.5,0.4", metadata={"help": "c of the trade-off figures."})
-    tradeoff_selected: int = field(default=2, metadata={"help": "N of the trade-off figures."})
-    tradeoff_distances_m: str = field(
-        default="450,300,150",
-        metadata={"help": "Where its clients are [m]; empty: drawn, as in the other figures."},
+    availability: float = setting(0.9, "alpha of each client, non-ideal.", gt=0, le=1)
+    floors: str = setting("0.6,0.5,0.4", "c of the trade-off figures.")
+    tradeoff_selected: int = setting(2, "N of the trade-off figures.", ge=1, le=_MOST)
+    tradeoff_distances_m: str = setting(
+        "450,300,150", "Where its clients are [m]; empty: drawn, as in the other figures."
     )
-    tradeoff_rounds: int = field(default=20_000, metadata={"help": "T of the trade-off figures."})
-    betas: str = field(default="0.01,0.001,0.0001,0.00001", metadata={"help": "Its betas."})
-    beta: float = field(default=1e-3, metadata={"help": "beta of all other figures."})
+    tradeoff_rounds: int = setting(20_000, "T of the trade-off figures.", ge=40, le=_MOST)
+    betas: str = setting("0.01,0.001,0.0001,0.00001", "Its betas.")
+    beta: float = setting(1e-3, "beta of all other figures.", gt=0, le=1)
 
-    scale_clients: int = field(default=20, metadata={"help": "K of the fairness scale."})
-    scale_channels: str = field(default="4,6,8,10", metadata={"help": "Its values of N."})
-    scale_rhos: str = field(default="1,2,3", metadata={"help": "Its fairness scales rho."})
-    scale_rounds: int = field(default=20_000, metadata={"help": "Its T."})
+    scale_clients: int = setting(20, "K of the fairness scale.", ge=2, le=_MOST_CLIENTS)
+    scale_channels: str = setting("4,6,8,10", "Its values of N.")
+    scale_rhos: str = setting("1,2,3", "Its fairness scales rho.")
+    scale_rounds: int = setting(20_000, "Its T.", ge=40, le=_MOST)
 
-    ideal_training_rounds: int = field(default=5000, metadata={"help": "Training, ideal."})
-    non_ideal_training_rounds: int = field(default=4000, metadata={"help": "Training, non-ideal."})
-    non_ideal_clients: int = field(default=10, metadata={"help": "K of non-ideal training."})
-    non_ideal_selected: int = field(default=4, metadata={"help": "N of non-ideal training."})
-    large_share: int = field(
-        default=10_000, metadata={"help": "Examples of the clients with five digits."}
-    )
-    small_share: int = field(
-        default=1000, metadata={"help": "Examples of the clients with one digit."}
-    )
-    equal_share: int = field(
-        default=2500, metadata={"help": "Examples of every client in the run with equal sizes."}
-    )
-    batch_size: int = field(default=2, metadata={"help": "Examples per minibatch."})
-    learning_rate: float = field(default=0.001, metadata={"help": "Step size of local SGD."})
-    local_steps: int = field(default=1, metadata={"help": "Minibatches per client and round."})
+    ideal_training_rounds: int = setting(5000, "Training, ideal.", ge=20, le=_MOST)
+    non_ideal_training_rounds: int = setting(4000, "Training, non-ideal.", ge=20, le=_MOST)
+    non_ideal_clients: int = setting(10, "K of non-ideal training.", ge=3, le=_MOST_CLIENTS)
+    non_ideal_selected: int = setting(4, "N of non-ideal training.", ge=1, le=_MOST)
+    large_share: int = setting(10_000, "Examples of the clients with five digits.")
+    small_share: int = setting(1000, "Examples of the clients with one digit.")
+    equal_share: int = setting(2500, "Examples of every client in the run with equal sizes.")
+    batch_size: int = setting(2, "Examples per minibatch.", ge=1, le=_MOST)
+    learning_rate: float = setting(0.001, "Step size of local SGD.", gt=0)
+    local_steps: int = setting(1, "Minibatches per client and round.", ge=1, le=_MOST)
 
-    payload_bits: float = field(default=5000.0, metadata={"help": "Size of a transfer [bit]."})
-    cell_radius_m: float = field(default=500.0, metadata={"help": "Radius of the cell [m]."})
-    path_loss_intercept_db: float = field(
-        default=128.1, metadata={"help": "Path loss at 1 km [dB]."}
-    )
-    path_loss_slope_db: float = field(default=37.6, metadata={"help": "Per decade of distance."})
-    tx_power_dbm: float = field(default=23.0, metadata={"help": "Transmit power [dBm]."})
-    noise_dbm: float = field(default=-107.0, metadata={"help": "Noise power [dBm]."})
-    bandwidth_hz: float = field(default=15e3, metadata={"help": "Bandwidth per client [Hz]."})
-    base_rate: float = field(default=20.0, metadata={"help": "Computing speed, see the paper."})
+    payload_bits: float = setting(5000.0, "Size of a transfer [bit].")
 
-    def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            most = _MOST_CLIENTS if name.endswith("_clients") else _MOST
-            self.require(name, getattr(self, name) >= least, f"at least {least}")
-            self.require(name, getattr(self, name) <= most, f"at most {most}")
-        self.require("seed", 0 <= self.seed < 2**31, "0 or more, and below 2^31")
-        for name in ("tau_max_s", "learning_rate"):
-            self.require(name, getattr(self, name) > 0, "above 0")
-        for name in ("availability", "beta"):
-            self.require(name, 0 < getattr(self, name) <= 1, "above 0, at most 1")
+    @model_validator(mode="after")
+    def _check_paper(self) -> Self:
         for name, clients in (("ideal", self.ideal_clients), ("non_ideal", self.non_ideal_clients)):
             selected = f"{name}_selected"
             self.require(selected, getattr(self, selected) <= clients, f"at most {clients}")
@@ -131,9 +112,10 @@ class PaperConfig(Settings):
             value, _, message = rest.partition(": ")
             raise ConfigError(key, value, message or rest) from None
         self._require_feasible()
+        return self
 
     @classmethod
-    def from_text(cls, pairs: Mapping[str, str], *, quick: bool) -> PaperConfig:
+    def from_text(cls, pairs: Mapping[str, str], *, quick: bool) -> Self:
         """Build from ``key=value`` texts, on top of the full or the quick settings.
 
         Raises
@@ -144,7 +126,7 @@ class PaperConfig(Settings):
         known = cls.settings()
         values: dict[str, Any] = dict(QUICK) if quick else {}
         for key, text in pairs.items():
-            kind = cls.type_of(known[key]) if key in known else str
+            kind = known[key].kind if key in known else str
             try:
                 values[key] = kind(text)
             except ValueError:
@@ -192,16 +174,7 @@ class PaperConfig(Settings):
 
     def link(self) -> LinkModel:
         """Return the law of download and upload times."""
-        return LinkModel(
-            cell_radius_m=self.cell_radius_m,
-            path_loss_intercept_db=self.path_loss_intercept_db,
-            path_loss_slope_db=self.path_loss_slope_db,
-            tx_power_dbm=self.tx_power_dbm,
-            noise_dbm=self.noise_dbm,
-            bandwidth_hz=self.bandwidth_hz,
-            download_bits=self.payload_bits,
-            upload_bits=self.payload_bits,
-        )
+        return self.link_model(self.payload_bits)
 
     def compute(self) -> ComputeModel:
         """Return the law of the local update times."""
@@ -233,31 +206,3 @@ class PaperConfig(Settings):
             self.require(name, max(floors) < 1, "such that every floor is below 1")
             feasibility = check_feasibility(floors, num_selected, self.availability)
             self.require(name, feasibility.feasible, f"feasible: {feasibility.message()}")
-
-
-_LEAST: Final = {
-    "drops": 2,
-    "sweep_drops": 2,
-    "scale_drops": 2,
-    "training_seeds": 2,
-    "ideal_clients": 2,
-    "ideal_selected": 1,
-    "ideal_rounds": 40,
-    "tradeoff_selected": 1,
-    "tradeoff_rounds": 40,
-    "scale_clients": 2,
-    "scale_rounds": 40,
-    "ideal_training_rounds": 20,
-    "non_ideal_training_rounds": 20,
-    "non_ideal_clients": 3,
-    "non_ideal_selected": 1,
-    "batch_size": 1,
-    "local_steps": 1,
-}
-"""Smallest value of a setting: what an error bar or a curve needs."""
-_LARGEST: Final = 1e300
-"""Largest number in a list; whole ones may be too large for a float, and compare all the same."""
-_MOST: Final = 10**7
-_MOST_CLIENTS: Final = 10**4
-_MOST_NUMBERS: Final = 100
-"""Most entries of a list: each one is a figure's point or curve, and a run of its own."""

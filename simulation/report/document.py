@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from flower_scheduling.server.runtimes.stream import FleetConfig
 from flower_scheduling.server.settings.base import Settings
+from flower_scheduling.server.settings.fleet import FleetConfig
 
 from ..engine.replayer import FEW
 from ..environments.recorded_run import RecordedRun

@@ -186,7 +186,7 @@ def answer(record: Record, num_seeds: int | None = None) -> Answer:
     if num_seeds is None:
         budget = _WORK if small or at_random else _RANDOM_WORK
         num_seeds = int(np.clip(budget // max(work, 1), _FEWEST_SEEDS, SEEDS))
-    other = ServerConfig.strategy if at_random else RANDOM
+    other = ServerConfig().strategy if at_random else RANDOM
     found = replay(replayed, [other], num_seeds=num_seeds, again=small or at_random)
     *mine, others = found
     whole = replayed.num_rounds == record.num_rounds

@@ -211,7 +211,7 @@ def start_runtime(folder: Path, log: Path, **settings: object) -> subprocess.Pop
     """Run the SuperLink runtime in a process of its own, from an empty folder."""
     code = (
         "import json, logging, sys\n"
-        "from flower_scheduling.server.runtimes.stream import FleetConfig\n"
+        "from flower_scheduling.server.settings.fleet import FleetConfig\n"
         "from flower_scheduling.server.runtimes.superlink import run_superlink\n"
         "try:\n"
         f"    summary = run_superlink(FleetConfig(**{settings!r}))\n"

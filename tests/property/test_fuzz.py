@@ -32,8 +32,8 @@ from flower_scheduling.client.wire.arrays import read_message
 from flower_scheduling.errors import ConfigError, InvalidReplyError, UnknownPolicyError, WireError
 from flower_scheduling.server.runs.round_lines import parse_round
 from flower_scheduling.server.runs.totals import RunHistory
-from flower_scheduling.server.runtimes.stream import FleetConfig
 from flower_scheduling.server.settings.base import Settings
+from flower_scheduling.server.settings.fleet import FleetConfig
 from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.simulation.paper.settings import PaperConfig
 from flower_scheduling.simulation.settings import SimulationConfig
@@ -324,7 +324,7 @@ def mappings(draw: st.DrawFn, cls: type[Settings]) -> dict[str, object]:
             values[key] = draw(st.sampled_from(VALID_VALUES[key]))
         else:
             right = draw(st.integers(0, 9)) > 0
-            values[key] = draw(OF_TYPE[cls.type_of(known[key])] if right else VALUES)
+            values[key] = draw(OF_TYPE[known[key].kind] if right else VALUES)
     if draw(st.integers(0, 9)) == 0:
         values[draw(st.text(max_size=30))] = draw(VALUES)
     return values
@@ -365,7 +365,7 @@ def test_absurd_whole_numbers_take_neither_time_nor_memory(
     cls: type[Settings], number: int
 ) -> None:
     for key, setting in cls.settings().items():
-        if cls.type_of(setting) is int:
+        if setting.kind is int:
             check_config(lambda key=key: cls.from_mapping({key: number}))
 
 

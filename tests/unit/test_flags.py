@@ -126,7 +126,7 @@ def test_continue_resumes_what_is_there_and_begins_what_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert server_main(["--continue"]) == 2
-    assert "given with --run-dir" in capsys.readouterr().err
+    assert "needs --run-dir" in capsys.readouterr().err
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("somebody else's")
     arguments = ["--continue", "--run-dir", str(tmp_path / "run")]
@@ -134,7 +134,7 @@ def test_continue_resumes_what_is_there_and_begins_what_is_not(
     assert "must be a folder that does not exist yet" in capsys.readouterr().err
     (tmp_path / "run" / "config.toml").write_text("rounds = 5\nbeta = 0.25\n")
     assert server_main([*arguments, "--beta", "0.5"]) == 2
-    assert "resumed with its settings: beta = 0.25, not 0.5" in capsys.readouterr().err
+    assert "the run has other settings: beta = 0.25, not 0.5" in capsys.readouterr().err
     (tmp_path / "run" / "config.toml").write_text('insecure = true\nmetrics = "127.0.0.1:1"\n')
     assert server_main([*arguments, "--address", "192.0.2.1:9092"]) == 2
     assert "or with --insecure" in capsys.readouterr().err, "what was taken back is taken back"

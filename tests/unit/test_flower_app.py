@@ -14,13 +14,13 @@ from flwr.cli.build import build_fab_from_disk
 
 from flower_scheduling.errors import ConfigError, SchedulingError, SuperLinkError
 from flower_scheduling.server.cli.certificates import CertificateFolder
-from flower_scheduling.server.runtimes.stream import FleetConfig
 from flower_scheduling.server.runtimes.superlink import (
     SuperLink,
     run_superlink,
     supernode_command,
     write_app,
 )
+from flower_scheduling.server.settings.fleet import FleetConfig
 from flower_scheduling.server.settings.run import ServerConfig
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,8 @@ def test_written_app_equals_the_repository(tmp_path: Path) -> None:
     assert flower_app(app) == {**flower_app(ROOT), **files}
     ours = app / "flower_scheduling"
     assert {path.name for path in ours.iterdir()} == {
-        *("__init__.py", "client", "server", "strategies")
+        *(file.name for file in (ROOT / "flower_scheduling").glob("*.py")),
+        *("client", "server", "strategies"),
     }
     for package in ("client", "server", "strategies"):
         written = {file.relative_to(ours) for file in (ours / package).rglob("*.py")}

@@ -65,7 +65,7 @@ def test_unknown_parameter_suggests_the_nearest():
 
 @pytest.mark.parametrize(("name", "param"), [("random", "beta"), ("cs-ucb", "truncate")])
 def test_a_parameter_of_another_policy(name, param):
-    with pytest.raises(ConfigError, match=f"{param}.*a parameter of {name}"):
+    with pytest.raises(ConfigError, match=f"{param}.*is no parameter of {name}"):
         build_policy(name, **shared(), **{param: 0})
 
 

@@ -354,10 +354,10 @@ def test_a_run_at_random_hears_of_the_default(tmp_path: Path) -> None:
         rounds.append(a_round(number, {a: float(means[a] * rng.gamma(9, 1 / 9)) for a in pair}))
     record = read_record(a_run(tmp_path / "run", rounds, strategy="random"))
     found = answer(record, 40)
-    assert found.other == ServerConfig.strategy
+    assert found.other == ServerConfig().strategy
     assert found.saved_share.low > 0.3
     assert found.sentence.startswith("Random selection took")
-    assert f"Scheduling with {ServerConfig.strategy} on the same" in found.sentence
+    assert f"Scheduling with {ServerConfig().strategy} on the same" in found.sentence
     assert "it would have saved" in found.sentence
 
 

@@ -30,8 +30,8 @@ from flower_scheduling.server.cli.main import main as server_main
 from flower_scheduling.server.runs.checkpoint import CheckpointFolder
 from flower_scheduling.server.runs.directory import RunDirectory, lock_run, written_rounds
 from flower_scheduling.server.runs.resume import continued_settings, resumed_settings
-from flower_scheduling.server.runtimes.stream import FleetConfig
 from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
+from flower_scheduling.server.settings.fleet import FleetConfig
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
@@ -300,7 +300,7 @@ def test_resuming_takes_the_runs_own_settings_and_no_others(
     other.release()
     lines = (run_dir / "rounds.jsonl").read_bytes().splitlines(keepends=True)
     (run_dir / "rounds.jsonl").write_bytes(b"".join([*lines[:4], lines[4][:50]]))
-    refused(f"--resume {run_dir} --rounds 40", "line 5 is damaged")
+    refused(f"--resume {run_dir} --rounds 40", "line 5 of its rounds.jsonl is damaged")
     (run_dir / "rounds.jsonl").write_bytes(b"".join(lines[:4]))
     refused(f"--resume {run_dir} --rounds 40", "a run with 14 rounds in rounds.jsonl")
     (run_dir / "rounds.jsonl").write_bytes(b"".join(lines))
@@ -333,7 +333,7 @@ def test_a_checkpoint_belongs_to_its_rounds(
     capsys.readouterr()
     assert main(["--resume", str(one)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "whose checkpoint was made after the rounds in its rounds.jsonl, not others" in line
+    assert "its checkpoint was made after other rounds than those in its rounds.jsonl" in line
     assert (one / "rounds.jsonl").read_bytes() == data
 
 
@@ -417,7 +417,7 @@ def test_rounds_without_a_checkpoint_are_not_overwritten(
     for how in ("damaged", "gone", "a file"):
         capsys.readouterr()
         assert main(["--resume", str(run_dir)]) == 2
-        assert "this one has 20 rounds and none" in capsys.readouterr().err, how
+        assert "has 20 rounds, and no checkpoint" in capsys.readouterr().err, how
         if how == "damaged":
             shutil.rmtree(run_dir / "checkpoint")
         elif how == "gone":

@@ -78,7 +78,7 @@ def test_settings_know_their_keys_and_go_there_and_back() -> None:
         ("tau-max-s", float("nan"), "tau-max-s = nan: must be a finite number"),
         ("truncate", 1, "truncate = 1: must be true or false"),
         ("strategy", 7, "strategy = 7: must be a text"),
-        ("wait-s", -1.0, "must be 0 to 604800, a week"),
+        ("wait-s", -1.0, "must be at least 0 and at most 604800"),
     ],
 )
 def test_wrong_settings_are_refused_by_key(key: str, value: object, message: str) -> None:
@@ -96,7 +96,7 @@ def test_every_aggregation_can_be_built(name: str) -> None:
 
 
 def test_option_that_has_no_default_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="qfedavg needs client-learning-rate=VALUE"):
+    with pytest.raises(ConfigError, match="lacks client-learning-rate=VALUE, which qfedavg needs"):
         build_aggregation("qfedavg")
 
 
@@ -283,7 +283,7 @@ def test_round_log_speaks_of_evaluated_rounds_and_breaks_long_silences(
         log(record(round=2), arrays())
         log(record(round=3, accuracy=0.5), arrays())
         now_s[0] += 10.0
-        log(record(round=4, rtt_s=[None, None]), arrays())
+        log(record(round=4, rtt_s=[None, None], reason=["timeout"] * 2), arrays())
     assert [r.getMessage() for r in caplog.records] == [
         "round 1: 1.5 s, 3 clients available, slowest a 1.500 s, 1 of 2 failed",
         "round 3: 1.5 s, 3 clients available, accuracy 0.5000, slowest a 1.500 s, 1 of 2 failed",

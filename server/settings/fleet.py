@@ -1,0 +1,72 @@
+"""Settings of ``flower-server``: those of a run, and how clients reach it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.strategies import GivenFloors, parse_floors
+
+from ..transport.grid import DEFAULT_MAX_CLIENTS
+from ..transport.sockets import is_loopback
+from .base import setting
+from .run import ServerConfig
+
+
+class FleetConfig(ServerConfig):
+    """The settings of a run, and how clients reach it."""
+
+    address: str = setting("127.0.0.1:9092", "Where to listen, HOST:PORT (port 0: any).")
+    tls: str = setting("", "Folder of ca.pem, server.pem and server.key.")
+    insecure: bool = setting(False, "Listen beyond loopback without TLS.")
+    app: str = setting("", "Another ServerApp, MODULE:ATTRIBUTE, on our streams.")
+    metrics: str = setting("", "Where Prometheus finds /metrics, HOST:PORT (default: off).")
+    page: str = setting(
+        "",
+        "Where a browser finds the page of the run, HOST:PORT, e.g. 127.0.0.1:8501 (default: off).",
+    )
+    deny_list: str = setting("", "File of client names that are refused, one a line.")
+    runtime: Literal["stream", "superlink"] = setting(
+        "stream", "stream: our own streams; superlink: Flower's SuperLink and SuperNodes."
+    )
+    max_clients: int = setting(DEFAULT_MAX_CLIENTS, "Names that are let in, at most.", ge=1)
+    max_message_mb: int = setting(512, "Largest message [MiB].", ge=1)
+
+    @model_validator(mode="after")
+    def _check_fleet(self) -> Self:
+        self._require_address("address", secure=bool(self.tls))
+        if self.metrics:  # in the clear, and for whoever asks
+            self._require_address("metrics", secure=False)
+        if self.page:  # beyond loopback it wants a token
+            self._require_host_and_port("page")
+            if self.app:
+                raise ConfigError(
+                    "page", self.page, "has no effect with --app, without run directory"
+                )
+        self.require(
+            "fairness",
+            not isinstance(parse_floors(self.fairness), GivenFloors),
+            "a rule, or floors by name such as dev-1=0.6,dev-2=0.5: clients join in any order",
+        )
+        return self
+
+    def _require_address(self, name: str, *, secure: bool) -> None:
+        host = self._require_host_and_port(name)
+        self.require(
+            name,
+            secure or self.insecure or is_loopback(host),
+            "on loopback, or with --insecure"
+            + (", or with --tls FOLDER" if name == "address" else ""),
+        )
+
+    def _require_host_and_port(self, name: str) -> str:
+        host, colon, port = str(getattr(self, name)).rpartition(":")
+        valid = bool(colon and host) and port.isdigit() and int(port) < 65536
+        self.require(name, valid, "HOST:PORT")
+        return host
+
+    def server_config(self) -> ServerConfig:
+        """Return the part that ServerApp and ClientApps see."""
+        return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.model_fields})
