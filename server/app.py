@@ -11,7 +11,6 @@ from typing import Any
 from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from flower_scheduling.strategies import POLICIES
 from flower_scheduling.strategies.flower import (
     LOGGER,
     RoundHook,
@@ -63,7 +62,7 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
         max_update_norm=config.max_update_norm or None,
         explain=config.explain and bool(config.run_dir),
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,
-        **policy_parameters(config),
+        **config.policy_params(),
     )
 
 
@@ -90,13 +89,6 @@ def check_settings(config: ServerConfig, *, resume: bool = False) -> None:
         load_model(Path(config.initial_model), like=arrays)
     if config.checkpoint_every:
         strategy.require_savable()
-
-
-def policy_parameters(config: ServerConfig) -> dict[str, Any]:
-    """Return those settings that the configured policy takes as parameters of its own."""
-    taken = POLICIES[config.strategy].parameters()
-    offered: dict[str, Any] = {"beta": config.beta, "truncate": config.truncate}
-    return {name: value for name, value in offered.items() if name in taken}
 
 
 def create_app(

@@ -21,7 +21,7 @@ from flower_scheduling.server.cli.options import (
     stoppable,
 )
 from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_process
-from flower_scheduling.server.runs.directory import default_run_dir, refuse_used
+from flower_scheduling.server.runs.directory import default_run_dir, file_name, refuse_used
 from flower_scheduling.server.runs.resume import resumed_settings
 from flower_scheduling.server.settings.run import idle_settings
 
@@ -132,7 +132,7 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
     if len(set(names)) != len(names):
         raise click.UsageError("--strategies names a policy twice")
     base = Path(config.run_dir or default_run_dir("compare"))
-    configs = [config.changed(strategy=name, run_dir=str(base / name)) for name in names]
+    configs = [config.changed(strategy=name, run_dir=str(base / file_name(name))) for name in names]
     _tell_idle(flags, names)
     _run(configs, base, as_json)
 

@@ -24,7 +24,7 @@ from .fairness import (
     check_feasibility,
     parse_floors,
 )
-from .registry import POLICIES, PolicySpec, build_policy
+from .registry import POLICIES, PolicySpec, build_policy, find_policy, parse_options, register
 
 __all__ = [
     "POLICIES",
@@ -49,5 +49,8 @@ __all__ = [
     "build_policy",
     "check_feasibility",
     "did_you_mean",
+    "find_policy",
     "parse_floors",
+    "parse_options",
+    "register",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -210,7 +211,11 @@ class SchedulingPolicy(ABC):
     """
 
     name: ClassVar[str]
-    """What the user types, the same as in the registry."""
+    """What the user types, the same as in the registry; by default from the class's name."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Names in ``RoundOutcome.reported`` without which there is nothing to learn from."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """Names in ``RoundOutcome.reported`` that are learned from if clients report them."""
 
     # What state_dict, load_state_dict and add_arms have to know about a subclass; each of them is
     # the name of an attribute.
@@ -220,6 +225,11 @@ class SchedulingPolicy(ABC):
     """Arrays of the batch's shape."""
     _settings: ClassVar[tuple[str, ...]] = ("num_selected", "tau_max_s")
     """Scalars without which what was learned means something else."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:  # an inherited one would be another policy's
+            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     def __init__(
         self,
@@ -325,8 +335,8 @@ class SchedulingPolicy(ABC):
         self._learn(selection, outcome)
         self._last_round = selection.round
 
-    def explain(self, selection: Selection) -> Explanation:
-        """Tell why a super arm was selected; nothing moves.
+    def explain(self, selection: Selection) -> Explanation | None:
+        """Return why a super arm was selected; nothing moves.
 
         Parameters
         ----------
@@ -335,8 +345,8 @@ class SchedulingPolicy(ABC):
 
         Returns
         -------
-        Explanation
-            The scores that :meth:`ask` used, in parts.
+        Explanation or None
+            The scores that :meth:`ask` used, in parts; ``None``: this policy has none to show.
 
         Raises
         ------
@@ -372,7 +382,7 @@ class SchedulingPolicy(ABC):
             self._assign(name, np.concatenate([old, new], axis=-1))
         self.num_arms += count
         self.shape = (*self.batch_shape, self.num_arms)
-        self._refresh(grown=count > 0)
+        self._refresh(grown=count > 0 and self._last_round > 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next round depends on, as copies.
@@ -443,9 +453,9 @@ class SchedulingPolicy(ABC):
         With it goes what was drawn for each arm, where :meth:`_explain` needs it.
         """
 
-    @abstractmethod
-    def _explain(self, selection: Selection) -> Explanation:
+    def _explain(self, selection: Selection) -> Explanation | None:
         """Return the scores behind `selection`, which was checked, in arrays of their own."""
+        return None
 
     def _drawn(self, selection: Selection) -> NDArray[Any]:
         """Return what was drawn for each arm, for :meth:`_explain`."""

@@ -27,7 +27,7 @@ from flower_scheduling.errors import (
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, RoundRecord
 
 from ..settings.base import Settings
-from ..settings.run import runnable_policies
+from ..settings.run import options_help, runnable_policies
 
 _SAME_STOP_S: Final = 1.0
 
@@ -82,14 +82,25 @@ def settings_options(
         for key, field in reversed(settings.settings().items()):
             kind, text = field.kind, field.help
             if key == "strategy":
-                text += " One of: " + ", ".join(runnable_policies()) + "."
+                text += " One of: " + ", ".join(runnable_policies()) + ", or MODULE:CLASS."
+            if key == "strategy-option":
+                text += " They are: " + options_help() + "."
             if shown := show_default(key, field.default):
                 text += f"  [default: {shown}]"
             flag = f"--{key}/--no-{key}" if kind is bool else f"--{key}"
-            command = click.option(flag, field.name, type=kind, default=None, help=text)(command)
+            repeated: dict[str, Any] = {}
+            if key.endswith("-option"):  # KEY=VALUE,KEY=VALUE, or the flag several times
+                repeated = {"multiple": True, "callback": _joined}
+            command = click.option(
+                flag, field.name, type=kind, default=None, help=text, **repeated
+            )(command)
         return command
 
     return decorate
+
+
+def _joined(context: click.Context, parameter: click.Parameter, values: Any) -> str | None:
+    return ",".join(values) or None
 
 
 resume_option = click.option(

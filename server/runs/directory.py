@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +45,12 @@ def default_run_dir(what: str) -> Path:
     Two runs that start in the same second get two names.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{stamp}-{what}-{secrets.token_hex(2)}"
+    return Path("runs") / f"{stamp}-{file_name(what)}-{secrets.token_hex(2)}"
+
+
+def file_name(what: str) -> str:
+    """Return a part of a file's name for a policy, which may be called ``module:Class``."""
+    return re.sub(r"[^\w.-]+", "-", what)
 
 
 def refuse_used(path: Path) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pydantic import model_validator
 
-from flower_scheduling.errors import ConfigError, nearest
-from flower_scheduling.strategies import POLICIES, parse_floors
+from flower_scheduling.errors import ConfigError, UnknownPolicyError, nearest
+from flower_scheduling.strategies import (
+    POLICIES,
+    PolicySpec,
+    find_policy,
+    parse_floors,
+    parse_options,
+)
 
 from ..monitoring.trackers import TRACKERS, tracker_names
 from .base import Settings, setting
@@ -22,6 +28,9 @@ class ServerConfig(Settings):
     strategy: str = setting("cs-ucb-q-adaptive", "Scheduling policy.")
     num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)
     tau_max_s: float = setting(5.0, "Deadline of a round [s].", gt=0)
+    strategy_option: str = setting(
+        "", "Parameters of the policy, KEY=VALUE; several with commas between."
+    )
     beta: float = setting(1e-3, "Weight of the virtual queues against speed, 0 to 1.", ge=0, le=1)
     truncate: bool = setting(True, "Cap the index of cs-ucb-q at 1, as printed in the paper.")
     fairness: str = setting(
@@ -68,23 +77,55 @@ class ServerConfig(Settings):
 
     @model_validator(mode="after")
     def _check_run(self) -> Self:
-        runnable = runnable_policies()
-        if self.strategy not in runnable:
-            message = "must be one of " + ", ".join(runnable)
-            raise ConfigError("strategy", self.strategy, message, nearest(self.strategy, runnable))
+        self.policy_params()
         parse_floors(self.fairness)
         tracker_names(self.tracker)
         return self
 
+    def policy_params(self) -> dict[str, Any]:
+        """Return the policy's own parameters, from the settings for some and ``strategy-option``.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such policy, or it has no such parameter, or needs one that is missing.
+        """
+        try:
+            spec = find_policy(self.strategy)
+        except UnknownPolicyError as error:
+            names = runnable_policies()
+            message = POLICIES.fault(self.strategy) or "must be one of " + ", ".join(names)
+            hint = nearest(self.strategy, names)
+            raise ConfigError("strategy", self.strategy, message, hint) from error
+        options = parse_options(self.strategy, self.strategy_option)
+        own = {"beta": self.beta, "truncate": self.truncate}
+        params = {key: value for key, value in own.items() if key in spec.parameters()} | options
+        if lacking := sorted(_lacks(spec) - params.keys()):
+            raise ConfigError(
+                "strategy", self.strategy, f"needs {lacking[0]}: a run has no such value"
+            )
+        return params
+
 
 def runnable_policies() -> list[str]:
     """Return the policies that need nothing but what any run can give them."""
-    common = {"num_arms", "num_selected", "tau_max_s", "rng"}
-    return [
-        name
-        for name, spec in POLICIES.items()
-        if all(key in common for key, required in spec.parameters().items() if required)
-    ]
+    return [name for name, spec in POLICIES.items() if not _lacks(spec)]
+
+
+def _lacks(spec: PolicySpec) -> set[str]:
+    """Return the parameters that must be given and that a run does not give by itself."""
+    given = {"num_arms", "num_selected", "tau_max_s", "rng"}
+    return {key for key, required in spec.parameters().items() if required} - given
+
+
+def options_help() -> str:
+    """Return a line that lists the parameters that ``strategy-option`` sets, with defaults."""
+    listed = []
+    for name, spec in POLICIES.items():
+        if not _lacks(spec) and (options := spec.options()):
+            shown = ", ".join(f"{key.replace('_', '-')}={value}" for key, value in options.items())
+            listed.append(f"{name} {shown}")
+    return "; ".join(listed)
 
 
 _OF_SOME: Final = {"beta": "beta", "truncate": "truncate", "fairness": "min_participation"}
@@ -101,7 +142,7 @@ def idle_settings(given: Iterable[str], policies: Sequence[str]) -> list[str]:
     policies : sequence of str
         Names of the policies that are to run.
     """
-    taken = {parameter for name in policies for parameter in POLICIES[name].parameters()}
+    taken = {parameter for name in policies for parameter in find_policy(name).parameters()}
     return [
         f"{key} has no effect: {', '.join(policies)} "
         f"{'has' if len(policies) == 1 else 'have'} no such parameter"

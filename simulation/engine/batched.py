@@ -29,7 +29,6 @@ from flower_scheduling.client.learning.models import (
     train_logistic,
 )
 from flower_scheduling.client.learning.partitions import build_partition
-from flower_scheduling.server.app import policy_parameters
 from flower_scheduling.server.runs.directory import load_model
 from flower_scheduling.strategies import (
     POLICIES,
@@ -450,7 +449,7 @@ def _build_policy(config: SimulationConfig) -> SchedulingPolicy:
         num_selected=config.num_selected,
         tau_max_s=config.tau_max_s,
         rng=np.random.default_rng(config.seed),
-        **policy_parameters(config),
+        **config.policy_params(),
     )
 
 

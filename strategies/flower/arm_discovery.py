@@ -1,4 +1,4 @@
-"""Ask newcomers who they are, while the rounds of the others go on."""
+"""Arm discovery: ask new clients for name and size while the rounds of the others go on."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _MAX_NAME_LENGTH: Final = 64
 _MAX_LABELS: Final = 10_000
 
 
-class Newcomers:
-    """Ask each arm once for name and size; nobody waits for the answers.
+class ArmDiscovery:
+    """Pending queries: each new arm is asked once for name and size; no round waits for it.
 
     An arm that cannot say its size, such as one whose ClientApp knows no queries, counts as
     average. One that says nothing at all is asked again, and takes no part until it answers: a

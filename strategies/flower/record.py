@@ -114,6 +114,16 @@ class RoundRecord:
         """Whether the arms of the super arm delivered."""
         return [result.completed for result in self.results]
 
+    @property
+    def compute_s(self) -> list[float | None]:
+        """Local update times of the super arm [s], as clients report them."""
+        return [result.compute_s for result in self.results]
+
+    @property
+    def link_s(self) -> list[float | None]:
+        """Emulated link times of the super arm [s], as clients report them."""
+        return [result.link_s for result in self.results]
+
 
 RoundHook = Callable[[RoundRecord, ArrayRecord], None]
 """Called after each round with its record and the current model."""

@@ -1,4 +1,4 @@
-"""Decide between clients whose replies use other names than each other's."""
+"""Majority schema: which names of records and metrics the replies of a round may use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .replies import Signature
 
 
-class NameVote:
+class SchemaVote:
     """Find the names of records and metrics that most clients use.
 
     Flower's strategies stop the run when replies of a round differ in them. Each client has one

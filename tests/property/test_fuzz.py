@@ -38,7 +38,7 @@ from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.simulation.paper.settings import PaperConfig
 from flower_scheduling.simulation.settings import SimulationConfig
 from flower_scheduling.strategies.flower.replies import ArraySpec, ReplyChecker
-from flower_scheduling.strategies.flower.schema_vote import NameVote
+from flower_scheduling.strategies.flower.schema_vote import SchemaVote
 
 TIMES = int(os.environ.get("FUZZ", "1"))
 MAX_EXAMPLE_S = 2.0
@@ -225,7 +225,7 @@ def check_reply(message: Message) -> None:
             assert_one_line(error)
             continue
         assert 0 < update.num_examples <= 1e9
-        vote = NameVote()
+        vote = SchemaVote()
         assert vote.agree({0: update.signature}) == {0}
         json.dumps(vote.state())
 

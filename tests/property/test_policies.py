@@ -7,11 +7,9 @@ policies, and each super arm is checked to be a maximiser of it.
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from unittest import mock
 
 import numpy as np
@@ -23,88 +21,13 @@ from flower_scheduling.errors import RoundOrderError
 from flower_scheduling.strategies import (
     POLICIES,
     RoundContext,
-    RoundOutcome,
-    Selection,
-    build_policy,
+    find_policy,
 )
 from flower_scheduling.strategies.comparators import oort
 from flower_scheduling.strategies.selection import cheapest_set, top_arms
+from flower_scheduling.strategies.testing import CHECKS, TAU_MAX_S, Case, as_json
 
-TAU_MAX_S = 5.0
 TOLERANCE = 1e-12
-LEARNED = ("play_count", "mean_reward")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A policy's setting and what the fleet does in each round."""
-
-    num_arms: int
-    num_selected: int
-    batch_shape: tuple[int, ...]
-    num_rounds: int
-    availability: float
-    beta: float
-    truncate: bool
-    seed: int
-    floors: np.ndarray = field(init=False)
-
-    def __post_init__(self):
-        rng = np.random.default_rng(self.seed)
-        object.__setattr__(self, "floors", rng.choice([0.0, 0.3, 0.5, 0.9], self.num_arms))
-
-    @property
-    def shape(self):
-        return (*self.batch_shape, self.num_arms)
-
-    def build(self, name, batch_shape=None):
-        own = {}
-        if name == "oracle":
-            own = {"expected_time_s": np.arange(self.num_arms) % 3 + 1.0}
-        if name == "cs-ucb-q":
-            own = {
-                "beta": self.beta,
-                "truncate": self.truncate,
-                "min_participation": self.floors,
-            }
-        if name in ("cs-ucb-q-adaptive", "cs-ucb-q-loss", "tscsf-b", "rbcs-f", "e3cs"):
-            own = {"min_participation": self.floors}
-        if name == "e3cs":
-            own["graded"] = self.truncate
-        if name == "sw-ucb":
-            own = {"window": 1 + self.seed % 7}  # rounds leave it within a case
-        if name == "fedcs":
-            own = {"candidate_fraction": 0.5 if self.truncate else 1.0}
-        return build_policy(
-            name,
-            num_arms=self.num_arms,
-            num_selected=self.num_selected,
-            tau_max_s=TAU_MAX_S,
-            rng=np.random.default_rng(self.seed),
-            batch_shape=self.batch_shape if batch_shape is None else batch_shape,
-            **own,
-        )
-
-    def rounds(self):
-        """Yield context and outcome; what was not selected is not known."""
-        rng = np.random.default_rng([self.seed, 1])
-        for t in range(1, self.num_rounds + 1):
-            available = rng.random(self.shape) < self.availability
-            # A coarse grid, so that ties occur; some beyond the deadline.
-            times = rng.integers(0, 13, self.shape) / 2.0
-            completed = (times <= TAU_MAX_S) & (rng.random(self.shape) < 0.9)
-            accuracy, loss = (
-                np.where(rng.random(self.shape) < 0.5, rng.random(self.shape), np.nan)
-                for _ in range(2)
-            )
-            yield (
-                RoundContext(t, available),
-                RoundOutcome(
-                    np.where(completed, times, np.nan),
-                    completed,
-                    {"local_accuracy": accuracy, "loss": loss},
-                ),
-            )
 
 
 @st.composite
@@ -112,113 +35,33 @@ def cases(draw, max_arms=9):
     return Case(
         num_arms=draw(st.integers(0, max_arms)),
         num_selected=draw(st.integers(1, 5)),
-        batch_shape=draw(st.sampled_from([(), (3,), (2, 2)])),
         num_rounds=draw(st.integers(1, 25)),
+        batch_shape=draw(st.sampled_from([(), (3,), (2, 2)])),
         availability=draw(st.sampled_from([1.0, 0.9, 0.4])),
-        beta=draw(st.sampled_from([0.0, 1e-3, 0.3, 1.0])),
-        truncate=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32 - 1)),
     )
 
 
-def as_json(state):
-    return json.dumps(state, default=np.ndarray.tolist)
-
-
-def learned(policy):
-    state = policy.state_dict()
-    del state["rng"]
-    return as_json(state)
-
-
-def history(policy, case):
-    """Play a case; yield the policy before each round, what it chose and what came of it."""
-    for context, outcome in case.rounds():
-        selection = policy.ask(context)
-        yield context, selection, outcome
-        policy.tell(selection, outcome)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
-@given(case=cases())
-def test_super_arm_is_available_and_full_and_asking_learns_nothing(name, case):
-    policy = case.build(name)
-    for context, selection, _ in history(policy, case):
-        before = learned(policy)
-        mask = policy.ask(context).mask
-        assert learned(policy) == before
-        for chosen in (mask, selection.mask):
-            assert not (chosen & ~context.available).any()
-            supply = np.minimum(context.available.sum(axis=-1), case.num_selected)
-            assert np.array_equal(chosen.sum(axis=-1), supply)
-        assert (getattr(policy, "virtual_queue", np.zeros(1)) >= 0).all()
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
-@given(case=cases(), json_too=st.booleans())
-def test_a_reload_goes_on_alike(name, case, json_too):
-    policy, twin = case.build(name), case.build(name)
-    for context, outcome in case.rounds():
-        if context.round == case.num_rounds // 2 + 1:
-            state = policy.state_dict()
-            twin.load_state_dict(json.loads(as_json(state)) if json_too else state)
-        selection = policy.ask(context)
-        policy.tell(selection, outcome)
-        if context.round > case.num_rounds // 2:
-            again = twin.ask(context)
-            assert np.array_equal(again.mask, selection.mask)
-            twin.tell(again, outcome)
-    assert as_json(twin.state_dict()) == as_json(policy.state_dict())
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
-@given(case=cases())
-def test_every_row_of_a_batch_learns_as_it_would_alone(name, case):
-    policy = case.build(name)
-    rows = list(np.ndindex(case.batch_shape))
-    alone = {row: case.build(name, batch_shape=()) for row in rows}
-    for context, selection, outcome in history(policy, case):
-        for row in rows:
-            context_row = RoundContext(context.round, context.available[row])
-            reported = {key: value[row] for key, value in outcome.reported.items()}
-            alone[row].tell(
-                Selection(context_row, selection.mask[row]),
-                RoundOutcome(outcome.round_trip_time_s[row], outcome.completed[row], reported),
-            )
-    for key, value in policy.state_dict().items():
-        if isinstance(value, np.ndarray) and value.shape[: len(case.batch_shape)] == (
-            case.batch_shape
-        ):
-            for row in rows:
-                if key == "min_participation":
-                    continue  # common to all rows
-                assert np.array_equal(value[row], alone[row].state_dict()[key]), key
-
-
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40, deadline=None)
+@given(case=cases())
+def test_policies_keep_their_promises(name, check, case):
+    check(find_policy(name), case)
+
+
+@pytest.mark.parametrize("name", ["cs-ucb", "modified-cs-ucb"])
+@settings(max_examples=40, deadline=None)
 @given(case=cases(), count=st.integers(0, 4))
-def test_added_arms_are_new_and_the_old_ones_stay(name, case, count):
-    policy = case.build(name)
-    for _ in history(policy, case):
+def test_arms_that_join_are_tried_first(name, case, count):
+    policy = case.build(find_policy(name))
+    for _ in case.play(policy):
         pass
-    before = policy.state_dict()
-    policy.add_arms(count, **({"expected_time_s": np.ones(count)} if name == "oracle" else {}))
-    after = policy.state_dict()
-    assert policy.num_arms == case.num_arms + count
-    for key in LEARNED:
-        assert np.array_equal(after[key][..., : case.num_arms], before[key])
-        assert not after[key][..., case.num_arms :].any()
+    policy.add_arms(count)
     mask = policy.ask(RoundContext(case.num_rounds + 1, np.ones(policy.shape, bool))).mask
-    expected = min(policy.num_arms, case.num_selected)
-    assert (mask.sum(axis=-1) == expected).all()
-    if name in ("cs-ucb", "modified-cs-ucb"):
-        untried = after["play_count"] == 0
-        taken = np.minimum(untried.sum(axis=-1), expected)
-        assert np.array_equal((mask & untried).sum(axis=-1), taken)
+    untried = policy.play_count == 0
+    taken = np.minimum(untried.sum(axis=-1), min(policy.num_arms, case.num_selected))
+    assert np.array_equal((mask & untried).sum(axis=-1), taken)
 
 
 # --- explanations ---------------------------------------------------------------------------------
@@ -254,7 +97,9 @@ def noted_calls():
     with ExitStack() as stack:
         for function in (top_arms, cheapest_set):
             for name, module in list(sys.modules.items()):
-                if name.startswith("strategies.") and hasattr(module, function.__name__):
+                if name.startswith("flower_scheduling.strategies.") and hasattr(
+                    module, function.__name__
+                ):
                     patch = mock.patch.object(module, function.__name__, noting(function))
                     stack.enter_context(patch)
         yield calls
@@ -356,7 +201,7 @@ def assert_same(parts, others):
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_explanations_are_what_the_arms_were_selected_by(name, case):
-    policy = case.build(name)
+    policy = case.build(find_policy(name))
     with noted_calls() as calls:
         for context, outcome in case.rounds():
             calls.clear()
@@ -382,7 +227,7 @@ def test_explanations_are_what_the_arms_were_selected_by(name, case):
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_oort_draws_by_the_explained_utilities(case):
-    policy = case.build("oort")
+    policy = case.build(find_policy("oort"))
     tiny = 1e-300
     for context, outcome in case.rounds():
         twin = np.random.default_rng()
@@ -452,12 +297,13 @@ def assert_maximiser(score, selected, available):
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_every_super_arm_maximises_the_papers_objective(name, case):
-    policy = case.build(name)
+    policy = case.build(find_policy(name))
     rows = list(np.ndindex(case.batch_shape))
-    papers = {row: Paper(case.num_arms, case.floors) for row in rows}
+    floors = case.floors(find_policy("cs-ucb-q"))
+    papers = {row: Paper(case.num_arms, floors) for row in rows}
     ideal = dict.fromkeys(rows, True)
     arms = range(case.num_arms)
-    for context, selection, outcome in history(policy, case):
+    for context, selection, outcome in case.play(policy):
         t = context.round
         for row in rows:
             paper = papers[row]
@@ -476,9 +322,9 @@ def test_every_super_arm_maximises_the_papers_objective(name, case):
                 debts = [paper.queue(arm) for arm in arms]
                 assert np.allclose(policy.virtual_queue[row], debts, rtol=0, atol=TOLERANCE)
                 index = [paper.index(arm, t, 2) for arm in arms]
-                u = [min(value, 1.0) for value in index] if case.truncate else index
-                if not (case.beta == 1.0 and math.inf in u):
-                    score = [(1 - case.beta) * u[arm] + case.beta * debts[arm] for arm in arms]
+                u = [min(value, 1.0) for value in index] if policy.truncate else index
+                if not (policy.beta == 1.0 and math.inf in u):
+                    score = [(1 - policy.beta) * u[arm] + policy.beta * debts[arm] for arm in arms]
                     assert_maximiser(score, selected, available)
             elif name == "cs-ucb" and ideal[row] and math.inf in index:
                 # Algorithm 1, lines 2 to 8: in its ceil(K/N) rounds the untried come first.

@@ -56,7 +56,7 @@ from flower_scheduling.strategies.flower.replies import (
     ReplyChecker,
     error_text,
 )
-from flower_scheduling.strategies.flower.schema_vote import NameVote
+from flower_scheduling.strategies.flower.schema_vote import SchemaVote
 
 PATIENCE_S = 10.0
 LONG_S = 60.0
@@ -723,19 +723,19 @@ def test_metric_lists_of_other_lengths_are_other_names() -> None:
         checker.read(update(**{"2:losses": 1.0}), SPECS),
     ]
     signatures = {arm: update.signature for arm, update in enumerate([*odd, *honest])}
-    assert NameVote().agree(signatures) == {3, 4, 5}
+    assert SchemaVote().agree(signatures) == {3, 4, 5}
 
 
 def test_one_client_cannot_make_its_names_those_of_all() -> None:
     plain = ("arrays", "metrics", frozenset({":num-examples"}))
     odd = ("arrays", "metrics", frozenset({":num-examples", ":zzz"}))
-    vote = NameVote()
+    vote = SchemaVote()
     for _ in range(1000):
         assert vote.agree({0: odd}) == {0}, "alone it is right"
     assert vote.agree({0: odd, 1: plain}) == {0}, "one against one: the first"
     assert vote.agree({0: odd, 2: plain}) == {2}, "two against one, though one of them is away"
     assert vote.agree({0: odd, 1: plain}) == {1}
-    again = NameVote()
+    again = SchemaVote()
     again.load_state(json.loads(json.dumps(vote.state())))
     assert again.agree({0: odd, 1: plain}) == {1}
     assert vote.agree({}) == set()

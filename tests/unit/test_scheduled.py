@@ -676,7 +676,7 @@ def test_must_be_outermost() -> None:
     outer = DifferentialPrivacyServerSideFixedClipping(inner, 1.0, 1.0, 2)
     with pytest.raises(SchedulingError, match="must be the outermost strategy"):
         outer.configure_train(1, initial(), ConfigRecord(), ScriptedGrid([reply] * 2))
-    with pytest.raises(ConfigError, match="wrapped once"):
+    with pytest.raises(ConfigError, match="is scheduled already"):
         ScheduledStrategy(outer, num_selected=2, tau_max_s=1.0)
 
 

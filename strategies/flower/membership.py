@@ -1,0 +1,79 @@
+"""Clients that take part in a run: which node is which arm, who is available, who must be asked."""
+
+from __future__ import annotations
+
+from .arm_discovery import ArmDiscovery
+from .arm_table import Arm, ArmTable
+from .timed_grid import LOGGER, TimedExchange
+
+_ANSWER_STEP_S = 0.05
+_LOG_AGAIN_S = 10.0
+
+
+class Membership:
+    """Keep the table of arms in step with a grid, and wait until enough of them are available.
+
+    Parameters
+    ----------
+    wait_s : float
+        Longest wait for clients [s].
+    query_timeout_s : float
+        Longest wait for a joining client to tell its name and size [s].
+
+    Attributes
+    ----------
+    table : ArmTable
+        All arms so far.
+    sizes_changed : bool
+        Whether a size became known since this was last set to false.
+    """
+
+    def __init__(self, wait_s: float, query_timeout_s: float) -> None:
+        self.table = ArmTable()
+        self.sizes_changed = True
+        self._wait_s = wait_s
+        self._discovery = ArmDiscovery(query_timeout_s)
+
+    @property
+    def arms(self) -> list[Arm]:
+        """All arms so far, by index."""
+        return self.table.arms
+
+    def sync(self, grid: TimedExchange) -> None:
+        """Find out who is there, and query new clients for name and size."""
+        self.table.sync(grid)
+        self._discovery.ask(grid, self.table.unqueried())
+        self.sizes_changed |= self._discovery.collect(grid)
+        self.table.silent = self._discovery.silent
+
+    def wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
+        """Wait until so many clients are available, within the bound; log the wait now and then."""
+        begin_s = grid.now()
+        end_s = begin_s + self._wait_s
+        self.sync(grid)
+        logged: tuple[int, float] | None = None
+        while (available := self.table.num_available) < num_clients:
+            # Not from the time waited: what is left by that may be too little to move a clock.
+            left_s = end_s - grid.now()
+            if left_s <= 0.0:
+                return
+            waited_s = self._wait_s - left_s
+            if logged is None or available != logged[0] or waited_s - logged[1] >= _LOG_AGAIN_S:
+                logged = (available, waited_s)
+                LOGGER.info(
+                    "waiting for clients for %s: %d of %d available, %.0f of %.0f s",
+                    what,
+                    available,
+                    num_clients,
+                    waited_s,
+                    self._wait_s,
+                )
+            grid.wait(min(_ANSWER_STEP_S, left_s) if len(self._discovery) else left_s)
+            self.sync(grid)
+
+    def learn_sizes(self, num_examples: dict[int, float]) -> None:
+        """Take a client's first ``num-examples`` as its size where it did not answer the query."""
+        for arm, size in num_examples.items():
+            if self.arms[arm].num_examples is None:
+                self.arms[arm].num_examples = max(1, round(size))
+                self.sizes_changed = True

@@ -1,0 +1,244 @@
+"""The policy of a run: built or given, grown as arms join, given floors, asked and told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from flower_scheduling.client.wire.protocol import LOCAL_ACCURACY, TRAIN_LOSS
+from flower_scheduling.errors import ConfigError, SchedulingError
+
+from ..base import Explanation, FloatArray, RoundContext, RoundOutcome, SchedulingPolicy, Selection
+from ..fairness import FloorRule, check_feasibility, parse_floors
+from ..floors import FloorPolicy, QueuePolicy
+from ..registry import PolicySpec, build_policy, find_policy
+from .arm_table import Arm, ArmTable
+from .record import ArmResult
+from .replies import Update
+from .timed_grid import LOGGER
+
+PolicyLike: TypeAlias = str | SchedulingPolicy | Callable[..., SchedulingPolicy]
+"""What a strategy schedules by: a policy's name, a policy without arms yet, or what builds one."""
+
+_LARGEST_FLOOR: Final = float(np.nextafter(1.0, 0.0))
+"""A floor is below 1; a rule may ask for more when a client holds most of the data."""
+_REPORTS: Final = {"local_accuracy": (LOCAL_ACCURACY,), "loss": (TRAIN_LOSS, "train_loss", "loss")}
+"""Metrics in which clients report what a policy learns from (``PolicySpec.reports``): the name in
+our protocol first, then those that are usual in Flower's apps."""
+_WARN_WITHOUT_REPORT: Final = 10
+
+
+class PolicyRunner:
+    """Build a policy and keep it in step with the arms of a run.
+
+    Parameters
+    ----------
+    policy : str, SchedulingPolicy or callable
+        Name of a policy; or a policy with ``num_arms = 0``, which grows as arms join; or a class or
+        function that takes ``num_arms``, ``num_selected``, ``tau_max_s`` and ``rng``.
+    num_selected, tau_max_s, seed
+        As in :class:`.ScheduledStrategy`.
+    fairness : str or FloorRule
+        Floors c_k of the arms.
+    availability : float
+        Probability that a client is available, for the feasibility check of the floors.
+    params : mapping
+        Parameters of the policy's own.
+
+    Raises
+    ------
+    ConfigError, UnknownPolicyError
+        If there is no such policy or a parameter is wrong.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike,
+        *,
+        num_selected: int,
+        tau_max_s: float,
+        seed: int,
+        fairness: str | FloorRule,
+        availability: float,
+        params: Mapping[str, Any],
+    ) -> None:
+        self._num_selected = num_selected
+        self._tau_max_s = tau_max_s
+        self._seed = seed
+        self._rule = parse_floors(fairness) if isinstance(fairness, str) else fairness
+        self._availability = availability
+        self._params = params
+        self._given = policy
+        self._policy: SchedulingPolicy | None = None
+        self._floor_warning = ""
+        if isinstance(policy, str):
+            spec = find_policy(policy)
+        elif isinstance(policy, SchedulingPolicy):
+            spec = PolicySpec.of(type(policy))
+        elif callable(policy):
+            spec = PolicySpec.of(policy)
+        else:
+            raise ConfigError("policy", policy, "must be a name, a SchedulingPolicy or a builder")
+        self.name = spec.name
+        unknown = [name for name in spec.reports if name not in _REPORTS]
+        if unknown:
+            known = ", ".join(_REPORTS)
+            raise ConfigError("policy", self.name, f"learns from {unknown[0]}: known are {known}")
+        self._reports = {name: _REPORTS[name] for name in spec.reports}
+        self._without_report = dict.fromkeys(self._reports, 0.0)  # rounds so far
+        self._build(num_arms=0)  # refuses bad settings here, not in the first round
+
+    @property
+    def policy(self) -> SchedulingPolicy:
+        """The policy; exists from the first round on."""
+        if self._policy is None:
+            raise SchedulingError("the policy is built in the first round: call start() first")
+        return self._policy
+
+    @property
+    def requested_metrics(self) -> list[str]:
+        """Metrics that clients are asked to report."""
+        return [names[0] for names in self._reports.values()]
+
+    @property
+    def floors(self) -> list[float] | None:
+        """Least share of rounds of each arm; ``None`` for a policy without floors."""
+        if not isinstance(self._policy, FloorPolicy):
+            return None
+        return [float(floor) for floor in self._policy.min_participation]
+
+    @property
+    def queue(self) -> FloatArray | None:
+        """Virtual queue of each arm [rounds], a copy; ``None`` for a policy without queues."""
+        return self._policy.virtual_queue.copy() if isinstance(self._policy, QueuePolicy) else None
+
+    def grow(self, num_arms: int) -> bool:
+        """Give the policy so many arms; return whether there are new ones."""
+        if self._policy is None:
+            self._policy = self._build(num_arms)
+        elif num_arms > self._policy.num_arms:
+            self._policy.add_arms(num_arms - self._policy.num_arms)
+        else:
+            return False
+        return True
+
+    def set_floors(self, arms: Sequence[Arm]) -> None:
+        """Compute the floors of arms by their sizes and names; warn if they cannot be kept."""
+        policy = self.policy
+        if not isinstance(policy, FloorPolicy):
+            return
+        known = [arm.num_examples for arm in arms if arm.num_examples is not None]
+        average = sum(known) / len(known) if known else 1.0
+        sizes = [float(arm.num_examples or average) for arm in arms]
+        names = [arm.name for arm in arms]
+        floors = np.minimum(self._rule.floors(sizes, self._num_selected, names), _LARGEST_FLOOR)
+        feasibility = check_feasibility(floors, self._num_selected, self._availability)
+        message = feasibility.message(names)
+        if not feasibility.feasible and message != self._floor_warning:
+            self._floor_warning = message
+            LOGGER.warning("%s", message)
+        policy.min_participation = floors
+
+    def ask(self, server_round: int, arms: ArmTable, quorum: int) -> Selection:
+        """Select the super arm; none if fewer arms are available than a step needs."""
+        available = arms.available
+        if arms.num_available < quorum:
+            available = np.zeros_like(available)  # spare the clients work that makes no step
+        return self.policy.ask(RoundContext(server_round, available, arms.member))
+
+    def explain(self, selection: Selection) -> Explanation | None:
+        """Return why the super arm was selected."""
+        return self.policy.explain(selection)
+
+    def tell(
+        self, selection: Selection, results: Sequence[ArmResult], updates: Sequence[Update]
+    ) -> None:
+        """Let the policy learn from a round.
+
+        Parameters
+        ----------
+        selection : Selection
+            What :meth:`ask` returned.
+        results : sequence of ArmResult
+            Of the super arm.
+        updates : sequence of Update
+            Of those results that completed, in their order.
+        """
+        shape = selection.mask.shape
+        rtt_s = np.full(shape, np.nan)
+        completed = np.zeros(shape, dtype=np.bool_)
+        for result in results:
+            rtt_s[result.arm] = math.nan if result.rtt_s is None else result.rtt_s
+            completed[result.arm] = result.completed
+        done = [result.arm for result in results if result.completed]
+        reported = {name: np.full(shape, np.nan) for name in self._reports}
+        for name, keys in self._reports.items():
+            reported[name][done] = [_reported(update, keys) for update in updates]
+            self._warn_without_report(name, bool(done), bool(np.isfinite(reported[name]).any()))
+        self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
+
+    def load(self, num_arms: int, state: Mapping[str, Any]) -> None:
+        """Go on with the state of a policy of so many arms.
+
+        Raises
+        ------
+        ConfigError
+            If it is of another policy or other settings.
+        """
+        policy = self._build(num_arms)
+        policy.load_state_dict(state)
+        self._policy = policy
+
+    def _build(self, num_arms: int) -> SchedulingPolicy:
+        if isinstance(self._given, SchedulingPolicy):
+            return self._grown(self._given, num_arms)
+        params = {
+            "num_arms": num_arms,
+            "num_selected": self._num_selected,
+            "tau_max_s": self._tau_max_s,
+            "rng": np.random.default_rng(self._seed),
+            **self._params,
+        }
+        if isinstance(self._given, str):
+            return build_policy(self._given, **params)
+        policy = self._given(**params)
+        if not isinstance(policy, SchedulingPolicy):
+            raise ConfigError("policy", self.name, f"built a {type(policy).__name__}, not a policy")
+        return policy
+
+    def _grown(self, policy: SchedulingPolicy, num_arms: int) -> SchedulingPolicy:
+        """Return the policy that was given, checked, with so many arms."""
+        if self._params:
+            name = next(iter(self._params))
+            raise ConfigError(name, self._params[name], "is a matter of the policy that was given")
+        if self._policy is None and (policy.shape != (0,) or policy.last_round):
+            message = "must have num_arms = 0 and no rounds: arms are added as clients join"
+            raise ConfigError("policy", f"{self.name} of {policy.num_arms} arms", message)
+        for name, value in (
+            ("num_selected", self._num_selected),
+            ("tau_max_s", self._tau_max_s),
+        ):
+            if getattr(policy, name) != value:
+                raise ConfigError(name, value, f"the policy was built with {getattr(policy, name)}")
+        if num_arms > policy.num_arms:
+            policy.add_arms(num_arms - policy.num_arms)
+        return policy
+
+    def _warn_without_report(self, name: str, any_done: bool, any_reported: bool) -> None:
+        """Warn once if no client reports, for some rounds, what the policy learns from."""
+        if any_reported:
+            self._without_report[name] = -math.inf
+        elif any_done:
+            self._without_report[name] += 1
+            if self._without_report[name] == _WARN_WITHOUT_REPORT:
+                names = " or ".join(repr(key) for key in self._reports[name])
+                LOGGER.warning("no client reports the metric %s: %s does without", names, self.name)
+
+
+def _reported(update: Update, names: Sequence[str]) -> float:
+    """Return the metric that a client reports under the first of these names; NaN if none."""
+    values = (update.metrics.get(name) for name in names)
+    return next((float(v) for v in values if isinstance(v, int | float)), math.nan)
