@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
+from flower_scheduling._flwr import Mod
 from flower_scheduling.errors import ClientConfigError
 
 from .learning.mnist import load_mnist

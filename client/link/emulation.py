@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, UserConfig
-from flwr.clientapp.typing import ClientAppCallable
 
+from flower_scheduling._flwr import ClientAppCallable
 from flower_scheduling.errors import ClientConfigError
 
 from ..wire.protocol import COMPUTE_S, CONFIG, LINK_S, SERVER_ROUND, TIMING

@@ -14,12 +14,19 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.app.message.message import make_message
-from flwr.common.serde import config_record_from_proto, metric_record_from_proto
-from flwr.common.serde_utils import error_from_proto, metadata_from_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
 from numpy.typing import NDArray
+
+from flower_scheduling._flwr import (
+    ProtoArrayRecord,
+    ProtoMessage,
+    array_as,
+    config_record_from_proto,
+    error_from_proto,
+    make_message,
+    metadata_from_proto,
+    metric_record_from_proto,
+    new_array,
+)
 
 __all__ = ["FastArray", "decode_array", "encode_array", "fast_record", "read_message"]
 
@@ -40,9 +47,7 @@ class FastArray(Array):
         """Return an array like this one that shares its bytes."""
         if isinstance(array, FastArray):
             return array
-        fast = cls.__new__(cls)
-        fast.__dict__.update(array.__dict__)
-        return fast
+        return array_as(cls, array)
 
     def deflate(self) -> bytes:
         """Return the bytes of a plain ``Array``: they name the class (flwr 1.42).
@@ -50,9 +55,7 @@ class FastArray(Array):
         A SuperLink refuses objects of classes that it does not know.
         """
         self.slice_array()  # kept with us, so that no chunk is hashed twice
-        plain = Array.__new__(Array)
-        plain.__dict__.update(self.__dict__)
-        return plain.deflate()
+        return array_as(Array, self).deflate()
 
     def numpy(self) -> NDArray[Any]:
         """Return a copy that the caller may change, as Flower's does."""
@@ -110,11 +113,13 @@ def _array_record(proto: ProtoArrayRecord) -> ArrayRecord:
     record = ArrayRecord()
     for item in proto.items:
         value = item.value
-        array = FastArray.__new__(FastArray)
-        array.__dict__.update(
-            dtype=value.dtype, shape=tuple(value.shape), stype=value.stype, data=value.data
+        record[item.key] = new_array(
+            FastArray,
+            dtype=value.dtype,
+            shape=tuple(value.shape),
+            stype=value.stype,
+            data=value.data,
         )
-        record[item.key] = array
     return record
 
 
@@ -196,11 +201,8 @@ def encode_array(values: AnyArray) -> FastArray:
         In C order, whatever the order of ``values``.
     """
     header, dtype = _header(values.dtype, values.shape)
-    array = FastArray.__new__(FastArray)  # Array's own constructor sorts out five signatures
-    array.__dict__.update(
-        dtype=dtype, shape=values.shape, stype=_STYPE, data=header + values.tobytes()
-    )
-    return array
+    data = header + values.tobytes()
+    return new_array(FastArray, dtype=dtype, shape=values.shape, stype=_STYPE, data=data)
 
 
 def decode_array(array: Array) -> AnyArray:

@@ -13,10 +13,9 @@ from typing import Any
 
 import grpc
 from flwr.app import Context, RecordDict, UserConfig
-from flwr.common.config import flatten_dict
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import ServerApp
 
+from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies.flower import LOGGER, RoundHook

@@ -18,14 +18,18 @@ from flwr.app import (
     RecordDict,
     UserConfig,
 )
-from flwr.app.message.message import make_message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
+from flower_scheduling._flwr import (
+    ErrorCode,
+    NodeInfo,
+    ProtoRecordDict,
+    make_message,
+    recorddict_from_proto,
+    recorddict_to_proto,
+    set_message_id,
+)
 from flower_scheduling.client.wire.arrays import fast_record
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 from flower_scheduling.strategies.flower import TIMEOUT, UNDELIVERABLE, Exchange, OwnGrid
@@ -217,7 +221,7 @@ class VirtualGrid(OwnGrid):
     def _one_exchange(self, message: Message, timeout_s: float) -> Exchange:
         node_id = message.metadata.dst_node_id
         self._num_messages += 1
-        message.metadata.__dict__["_message_id"] = f"message-{self._num_messages}"
+        set_message_id(message, f"message-{self._num_messages}")
         context = self._contexts.get(node_id)
         if context is None or node_id not in self._joined:
             return Exchange(node_id, None, None, UNDELIVERABLE)
@@ -235,7 +239,7 @@ class VirtualGrid(OwnGrid):
         except Exception as error:  # as a SuperNode does: the client fails, not the run
             reason = f"{type(error).__name__}: {error}"
             return Exchange(node_id, _error(message, reason), rtt_s)
-        reply.metadata.__dict__["_message_id"] = f"reply-{self._num_messages}"
+        set_message_id(reply, f"reply-{self._num_messages}")
         if reply.has_content():
             for name, record in list(reply.content.items()):
                 if isinstance(record, ArrayRecord):
@@ -272,5 +276,5 @@ def _bytes_of(record: RecordDict) -> NDArray[np.uint8]:
 def _error(message: Message, reason: str) -> Message:
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
     reply = Message(error, reply_to=message)
-    reply.metadata.__dict__["_message_id"] = f"error-{message.metadata.message_id}"
+    set_message_id(reply, f"error-{message.metadata.message_id}")
     return reply

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 
+from flower_scheduling._flwr import ErrorCode
 from flower_scheduling.client.wire.protocol import CLIENT_INFO, LABEL_COUNTS, NAME, NUM_EXAMPLES
 
 from .arm_table import Arm

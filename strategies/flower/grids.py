@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from flower_scheduling._flwr import NodeInfo, Run, new_run, take_identity
 
 
 class GridWrapper(Grid):
@@ -88,7 +86,7 @@ class OwnGrid(Grid):
     """
 
     def __init__(self, run_id: int) -> None:
-        self._run = Run.create_empty(run_id)
+        self._run = new_run(run_id)
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -112,6 +110,4 @@ class OwnGrid(Grid):
 
     def _take_identity(self) -> None:
         """Let the messages that a ServerApp creates carry this run."""
-        TaskIdentity.run_id = self._run.run_id
-        TaskIdentity.node_id = SUPERLINK_NODE_ID
-        TaskIdentity.task_id = 1
+        take_identity(self._run.run_id)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from flwr.app import Message
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+
+from flower_scheduling._flwr import NodeInfo
 
 from .grids import GridWrapper
 
