@@ -13,27 +13,39 @@ if not os.path.isdir(os.path.join(__path__[0], "client")):
     __path__.append(os.path.dirname(__path__[0]))
 
 if TYPE_CHECKING:
-    from .strategies import POLICIES, RoundContext, RoundOutcome, SchedulingPolicy, build_policy
+    from .strategies import (
+        POLICIES,
+        PolicySpec,
+        RoundContext,
+        RoundOutcome,
+        SchedulingPolicy,
+        build_policy,
+        register,
+    )
     from .strategies.flower import RoundRecord, ScheduledStrategy
 
 _HOME = {
     "POLICIES": "strategies",
+    "PolicySpec": "strategies",
     "RoundContext": "strategies",
     "RoundOutcome": "strategies",
     "RoundRecord": "strategies.flower",
     "ScheduledStrategy": "strategies.flower",
     "SchedulingPolicy": "strategies",
     "build_policy": "strategies",
+    "register": "strategies",
 }
 
 __all__ = [
     "POLICIES",
+    "PolicySpec",
     "RoundContext",
     "RoundOutcome",
     "RoundRecord",
     "ScheduledStrategy",
     "SchedulingPolicy",
     "build_policy",
+    "register",
 ]
 
 

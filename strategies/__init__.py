@@ -24,7 +24,9 @@ from .fairness import (
     check_feasibility,
     parse_floors,
 )
+from .floors import FloorPolicy, QueuePolicy
 from .registry import POLICIES, PolicySpec, build_policy, find_policy, parse_options, register
+from .selection import top_arms
 
 __all__ = [
     "POLICIES",
@@ -33,12 +35,14 @@ __all__ = [
     "EqualFloors",
     "Explanation",
     "Feasibility",
+    "FloorPolicy",
     "FloorRule",
     "GivenFloors",
     "HeuristicFloors",
     "NamedFloors",
     "PolicySpec",
     "ProportionalFloors",
+    "QueuePolicy",
     "RoundContext",
     "RoundOrderError",
     "RoundOutcome",
@@ -53,4 +57,5 @@ __all__ = [
     "parse_floors",
     "parse_options",
     "register",
+    "top_arms",
 ]

@@ -24,11 +24,11 @@ import tomli_w
 from flwr.app import Array, ArrayRecord
 from safetensors import SafetensorError
 
-from flower_scheduling.errors import (ConfigError)
-from flower_scheduling.strategies.flower import (LOGGER, Arm, RoundRecord)
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.strategies.flower import LOGGER, Arm, RoundRecord
 
 from .round_lines import line_of, parse_round, read_line
-from .scores import (ScoreLog, end_of, read_scores)
+from .scores import ScoreLog, end_of, read_scores
 
 TRUTH: Final = "truth.json"
 """File with the clients' true expected times, where they are known: in simulations."""
@@ -76,7 +76,9 @@ def refuse_used(path: Path) -> None:
         message = f"must be a folder that can be created ({error.strerror})"
         raise ConfigError("run-dir", str(path), message) from None
     if names - _OF_NO_RUN:
-        raise ConfigError("run-dir", str(path), "must be a folder that does not exist yet, or is empty")
+        raise ConfigError(
+            "run-dir", str(path), "must be a folder that does not exist yet, or is empty"
+        )
 
 
 def write_whole(target: Path, data: str | bytes) -> None:
@@ -114,7 +116,9 @@ def lock_run(path: Path) -> filelock.BaseFileLock:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise ConfigError("run-dir", str(path), "must be a run that no other process writes") from None
+        raise ConfigError(
+            "run-dir", str(path), "must be a run that no other process writes"
+        ) from None
     return lock
 
 
@@ -154,7 +158,9 @@ def read_rounds(
                     record = replace(record, queue=scores.owed.astype(np.float64))
             yield record
     if found < num_rounds:
-        raise ConfigError("resume", str(path), f"must be a run with {num_rounds} rounds in {file.name}")
+        raise ConfigError(
+            "resume", str(path), f"must be a run with {num_rounds} rounds in {file.name}"
+        )
 
 
 def _damaged(path: Path, number: int, error: ValueError) -> ConfigError:

@@ -11,14 +11,14 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from flower_scheduling.errors import (ConfigError)
-from flower_scheduling.strategies.flower import (RoundRecord, ScheduledStrategy, TimedExchange)
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy, TimedExchange
 
-from .checkpoint import (Checkpoint, CheckpointFolder)
-from ..settings.run import ServerConfig
-from .totals import RunHistory
-from .directory import (ROUNDS, RunDirectory, count_rounds, digest_rounds, read_rounds)
 from ..settings.base import Settings
+from ..settings.run import ServerConfig
+from .checkpoint import Checkpoint, CheckpointFolder
+from .directory import ROUNDS, RunDirectory, count_rounds, digest_rounds, read_rounds
+from .totals import RunHistory
 
 FOLDER: Final = "checkpoint"
 """Folder of the run directory."""
@@ -176,7 +176,9 @@ def resumed_settings(
         other = "python -m simulation" if "scenario" in before else "flower-server"
         raise ConfigError("resume", str(run_dir), f"must be a run of this command, not of {other}")
     if "run-dir" in given and Path(given["run-dir"]) != run_dir:
-        raise ConfigError("run-dir", given["run-dir"], "must not be given: --resume names the folder")
+        raise ConfigError(
+            "run-dir", given["run-dir"], "must not be given: --resume names the folder"
+        )
     known = {key: field.default for key, field in kind.settings().items()} | before
     require_same(run_dir, {key: known[key] for key in given if key in known}, given)
     return {**before, **given, "run-dir": str(run_dir)}
@@ -211,7 +213,9 @@ def _read_settings(run_dir: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError("resume", str(run_dir), f"must be the folder of a run ({reason})") from None
+        raise ConfigError(
+            "resume", str(run_dir), f"must be the folder of a run ({reason})"
+        ) from None
 
 
 def require_same(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -266,7 +270,9 @@ def restore(
     state = saved.state
     model = state["model"]
     if model.keys() != like.keys():
-        raise ConfigError("resume", str(run_dir), f"must be a run whose model has the arrays {list(like)}")
+        raise ConfigError(
+            "resume", str(run_dir), f"must be a run whose model has the arrays {list(like)}"
+        )
     strategy.load_state_dict(state["strategy"])
     if isinstance(grid, StatefulGrid) and state["grid"] is not None:
         grid.load_state_dict(state["grid"])

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flower_scheduling.strategies.flower import ArmResult, RoundRecord
 
-from .scores import (AVAILABLE, MAX_ARMS)
+from .scores import AVAILABLE, MAX_ARMS
 
 SCHEMA: Final = 1
 """Version of the format."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from flwr.app import ArrayRecord
 
-from flower_scheduling.strategies.flower import (TIMEOUT, Arm, RoundRecord, failure_kind)
+from flower_scheduling.strategies.flower import TIMEOUT, Arm, RoundRecord, failure_kind
 
 _SUGGESTED_QUANTILE: Final = 0.99
 _SUGGESTED_FACTOR: Final = 1.5
