@@ -15,7 +15,7 @@ lint: links $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=.links $(BIN)/mypy
-	MYPYPATH=.links:docker $(BIN)/mypy docker/verify docker/engine.py
+	MYPYPATH=.links:tests/containers $(BIN)/mypy tests/containers/verify tests/containers/engine.py
 	cd .links && $(CURDIR)/$(BIN)/lint-imports ../pyproject.toml
 
 # mypy and import-linter want a package's folders inside the folder of its name.
@@ -32,7 +32,7 @@ check: lint test
 # Builds the container images and runs a fleet from them, without Docker. Exit code 2: it cannot run
 # here, which is a failure in CI alone.
 verify-images: $(VENV)/.installed-dev
-	$(BIN)/python docker/verify || { [ $$? -eq 2 ] && [ "$$CI" != true ]; }
+	$(BIN)/python tests/containers/verify || { [ $$? -eq 2 ] && [ "$$CI" != true ]; }
 
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/e2e/test_page_browser.py

@@ -1,4 +1,4 @@
-"""A container engine for docker/verify: images built by buildah, services of Compose run by runc.
+"""A container engine for `verify`: images built by buildah, services of Compose run by runc.
 
 runc is what Docker itself starts containers with. What a container is comes from the image's
 configuration and from Compose's reading of the compose file, nothing from this module: its user,
@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 DOCKERFILE: Final = ROOT / "docker" / "Dockerfile"
 _TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu/torch/"
 _PACKAGES: Final = ("click", "filelock", "flwr", "torch")

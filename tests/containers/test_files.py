@@ -19,11 +19,10 @@ from typing import Any
 
 import filelock
 import pytest
+from paths import CONTAINERS, DOCKER, ROOT
 
 from flower_scheduling.client.cli import cli
 
-ROOT = Path(__file__).parents[2]
-DOCKER = ROOT / "docker"
 DEVICE = {
     "FLEET_SERVER": "ap.example:9092",
     "FLEET_NAME": "dev-1",
@@ -331,7 +330,7 @@ def test_unit_is_valid_and_hardened(tmp_path: Path) -> None:
 def test_verify_takes_only_what_the_dead_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(DOCKER))
+    monkeypatch.syspath_prepend(str(CONTAINERS))
     engine = importlib.import_module("engine")
     for part in ("temporary", "namespaces", "groups"):
         (tmp_path / part).mkdir()
@@ -355,8 +354,8 @@ def test_verify_takes_only_what_the_dead_have_left(
 def test_verify_refuses_a_storage_in_use_or_one_that_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(DOCKER))
-    loader = importlib.machinery.SourceFileLoader("verify", str(DOCKER / "verify"))
+    monkeypatch.syspath_prepend(str(CONTAINERS))
+    loader = importlib.machinery.SourceFileLoader("verify", str(CONTAINERS / "verify"))
     spec = importlib.util.spec_from_loader("verify", loader)
     assert spec
     verify = importlib.util.module_from_spec(spec)
@@ -370,6 +369,6 @@ def test_verify_refuses_a_storage_in_use_or_one_that_cannot_be(
         filelock.FileLock(tmp_path / "lock"),
         verify.locked(tmp_path) as reason,
     ):
-        assert "another docker/verify uses it" in reason
+        assert "another verify uses it" in reason
     with verify.locked(Path("/proc/nothing")) as reason:
         assert reason == "--storage /proc/nothing: No such file or directory"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "simulation"]
 DEAD_PROXY = "http://127.0.0.1:9"
 """Nobody listens there: whoever needs the network fails."""

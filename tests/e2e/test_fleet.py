@@ -17,7 +17,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fleet_processes import ROOT, Fleet
+from fleet_processes import Fleet
+from paths import ROOT
 
 from flower_scheduling.client.cli import main as client_main
 from flower_scheduling.client.wire.credentials import channel_credentials

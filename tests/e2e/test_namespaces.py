@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 from flower_scheduling.server.runs.directory import written_rounds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
-ROOT = Path(__file__).parents[2]
 RATES_MBIT = (2.0, 0.5, 8.0)
 """Rate of each client's link, both ways. Not in order, so that no order of arms explains it."""
 FAST = 2

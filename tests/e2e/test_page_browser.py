@@ -20,6 +20,7 @@ import pytest
 from factories import round_record
 from fleet_processes import Fleet
 from flwr.app import Array, ArrayRecord
+from paths import ROOT
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from flower_scheduling.server.monitoring.http_server import HttpServer
@@ -30,7 +31,7 @@ from flower_scheduling.strategies.flower import Arm
 
 pytestmark = pytest.mark.e2e
 CHROMIUM = shutil.which("chromium")
-PICTURES = Path(__file__).parents[2] / "artifacts"
+PICTURES = ROOT / "artifacts"
 WIDE = {"width": 1400, "height": 900}
 
 

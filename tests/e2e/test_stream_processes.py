@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message, MessageType, RecordDict
+from paths import ROOT
 
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import LOST, StreamGrid
@@ -19,7 +20,6 @@ from flower_scheduling.strategies.flower import TIMEOUT, Exchange
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0  # imports take seconds, on a busy machine many
 PATIENCE_S = 10.0
 LONG_S = 60.0

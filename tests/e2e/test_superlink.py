@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 from flower_scheduling.client.learning.mnist import MnistData
 from flower_scheduling.client.link.emulation import EmulatedDevice
@@ -26,7 +27,6 @@ from flower_scheduling.server.runtimes.superlink import SuperLink, supernode_com
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
-ROOT = Path(__file__).parents[2]
 NUM_NODES = 3
 EMULATION = {"link": "rayleigh", "distance-m": 480, "compute": "0.5"}
 """What ``--node-config`` says of the first node: a link, and half an example a second."""

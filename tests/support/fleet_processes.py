@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from paths import ROOT
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.server.runs.directory import written_rounds
-
-ROOT = Path(__file__).parents[2]
 
 
 class Fleet:

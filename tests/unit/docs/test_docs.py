@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from pathlib import Path
+
+from paths import ROOT
 
 from flower_scheduling.simulation.benchmark import training
 from flower_scheduling.simulation.benchmark.results import markdown
 from flower_scheduling.simulation.benchmark.scenario import suite
 from flower_scheduling.simulation.paper.html_report import load_results, page
 from flower_scheduling.simulation.paper.settings import PaperConfig
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_documentation_page_is_made_of_its_results_file() -> None:

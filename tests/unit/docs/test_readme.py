@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 import pytest
+from paths import ROOT
 
 from flower_scheduling.client.cli import cli as client_cli
 from flower_scheduling.server.cli.certs import cli as certs_cli
@@ -14,7 +14,7 @@ from flower_scheduling.server.cli.main import cli as server_cli
 from flower_scheduling.simulation.cli import cli as simulation_cli
 from flower_scheduling.strategies import POLICIES
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 

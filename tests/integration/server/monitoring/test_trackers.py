@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from factories import round_record
 from flwr.app import Array, ArrayRecord
+from paths import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
@@ -43,7 +44,7 @@ from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord, failure_kind
 
-PAGE = (Path(__file__).parents[2] / "docs/trackers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/trackers.md").read_text(encoding="utf-8")
 # mlflow-skinny 3.17 uses a loader that SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader")
 
@@ -384,7 +385,7 @@ def kill(record, arrays):
 
 Simulation(SimulationConfig.from_mapping({settings.to_mapping()!r})).run([kill], resume={resume})
 """
-    ended = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL
 
 

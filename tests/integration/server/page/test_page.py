@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 from factories import round_record
 from flwr.app import Array, ArrayRecord
+from paths import ROOT
 
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.monitoring.http_server import HttpServer
@@ -574,7 +575,7 @@ def test_a_saved_page_needs_nothing_and_holds_every_round(run: Run) -> None:
 
 
 def test_the_chart_library_is_the_published_one() -> None:
-    file = Path(__file__).parents[2] / "server/page/static/echarts.min.js"
+    file = ROOT / "server/page/static/echarts.min.js"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     assert digest == "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
     assert len(gzip.compress(file.read_bytes())) < 400_000

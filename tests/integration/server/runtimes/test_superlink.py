@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from paths import ROOT
 
 from flower_scheduling.errors import ConfigError, SchedulingError, SuperLinkError
 from flower_scheduling.server.cli.certificates import CertificateFolder
@@ -22,8 +23,6 @@ from flower_scheduling.server.runtimes.superlink import (
 )
 from flower_scheduling.server.settings.fleet import FleetConfig
 from flower_scheduling.server.settings.run import ServerConfig
-
-ROOT = Path(__file__).parents[2]
 
 
 def flower_app(folder: Path) -> dict[str, Any]:
