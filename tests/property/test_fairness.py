@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 import flower_scheduling.strategies.fairness as fairness
 from flower_scheduling.strategies import check_feasibility
@@ -45,7 +46,7 @@ problems = st.integers(1, 6).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(problem=problems)
 def test_exact_check_equals_brute_force(problem):
     floors, num_selected, alpha = problem
@@ -60,7 +61,7 @@ def test_exact_check_equals_brute_force(problem):
         assert result.asked - result.served == pytest.approx(excess, abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problem=problems)
 def test_necessary_condition_never_refuses_what_is_feasible(problem):
     floors, num_selected, alpha = problem

@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from scipy.optimize import linprog
 
 from flower_scheduling.simulation.theory.optimum import (
@@ -79,7 +80,7 @@ problems = st.integers(1, 4).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problem=problems, by_means=st.booleans())
 def test_program_equals_brute_force_or_comes_with_a_proof(problem, by_means):
     floors, num_selected, alpha, tenths, seed = problem
@@ -113,7 +114,7 @@ def test_program_equals_brute_force_or_comes_with_a_proof(problem, by_means):
         assert policy.probability[rows].sum() == pytest.approx(chance)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_arms=st.integers(2, 6),
@@ -149,7 +150,7 @@ def test_generated_columns_solve_the_sampled_program(seed, num_arms, num_selecte
     assert (policy.fraction >= floors - 1e-6).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 2**32 - 1), num_arms=st.integers(1, 7), data=st.data())
 def test_best_fixed_set_equals_a_loop_over_all_sets(seed, num_arms, data):
     num_selected = data.draw(st.integers(1, num_arms))
@@ -173,7 +174,7 @@ def test_best_fixed_set_equals_a_loop_over_all_sets(seed, num_arms, data):
     assert best.cost_s - 1e-9 <= found.cost_s <= costs[by_means] + 1e-9
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_seeds=st.integers(1, 3),
@@ -217,7 +218,7 @@ def test_readings_equal_a_naive_loop(seed, num_seeds, num_arms, num_rounds, data
     assert (pseudo >= -1e-9).all()
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     tenths=st.lists(st.integers(0, 6), min_size=1, max_size=6),
     data=st.data(),

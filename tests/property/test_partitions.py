@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from flower_scheduling.client.learning.partitions import PARTITIONERS, build_partition
 
@@ -24,6 +25,7 @@ def test_every_partitioner_is_tried():
     assert TEXTS.keys() == PARTITIONERS.keys()
 
 
+@examples(100)
 @given(st.data(), st.sampled_from(sorted(PARTITIONERS)), st.integers(0, 2**64 - 1))
 def test_parts_are_disjoint_nonempty_and_reproducible(data, name, seed):
     num_partitions = data.draw(st.integers(2, 40))

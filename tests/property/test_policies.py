@@ -16,8 +16,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from flower_scheduling.errors import RoundOrderError
 from flower_scheduling.strategies import (
@@ -140,7 +141,7 @@ def history(policy, case):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_super_arm_is_available_and_full_and_asking_learns_nothing(name, case):
     policy = case.build(name)
@@ -156,7 +157,7 @@ def test_super_arm_is_available_and_full_and_asking_learns_nothing(name, case):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases(), json_too=st.booleans())
 def test_a_reload_goes_on_alike(name, case, json_too):
     policy, twin = case.build(name), case.build(name)
@@ -174,7 +175,7 @@ def test_a_reload_goes_on_alike(name, case, json_too):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_every_row_of_a_batch_learns_as_it_would_alone(name, case):
     policy = case.build(name)
@@ -199,7 +200,7 @@ def test_every_row_of_a_batch_learns_as_it_would_alone(name, case):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(case=cases(), count=st.integers(0, 4))
 def test_added_arms_are_new_and_the_old_ones_stay(name, case, count):
     policy = case.build(name)
@@ -254,7 +255,9 @@ def noted_calls():
     with ExitStack() as stack:
         for function in (top_arms, cheapest_set):
             for name, module in list(sys.modules.items()):
-                if name.startswith("strategies.") and hasattr(module, function.__name__):
+                if name.startswith("flower_scheduling.strategies.") and hasattr(
+                    module, function.__name__
+                ):
                     patch = mock.patch.object(module, function.__name__, noting(function))
                     stack.enter_context(patch)
         yield calls
@@ -353,7 +356,7 @@ def assert_same(parts, others):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_explanations_are_what_the_arms_were_selected_by(name, case):
     policy = case.build(name)
@@ -379,7 +382,7 @@ def test_explanations_are_what_the_arms_were_selected_by(name, case):
                 policy.explain(selection)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(case=cases())
 def test_oort_draws_by_the_explained_utilities(case):
     policy = case.build("oort")
@@ -449,7 +452,7 @@ def assert_maximiser(score, selected, available):
 
 
 @pytest.mark.parametrize("name", ["cs-ucb", "modified-cs-ucb", "cs-ucb-q"])
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(case=cases())
 def test_every_super_arm_maximises_the_papers_objective(name, case):
     policy = case.build(name)
@@ -494,7 +497,7 @@ def test_every_super_arm_maximises_the_papers_objective(name, case):
 # --- selection ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(
     num_arms=st.integers(0, 12),
     num_selected=st.integers(1, 6),

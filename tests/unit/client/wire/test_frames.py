@@ -17,6 +17,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.errors import WireError
@@ -84,6 +85,7 @@ def read(data: bytes) -> wire.Frame | WireError:
         return error
 
 
+@examples(100)
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(data: bytes) -> None:
     assert "\n" not in str(read(data))
@@ -96,6 +98,7 @@ _JSON = st.recursive(
 )
 
 
+@examples(100)
 @given(
     st.integers(0, 255),
     _JSON

@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
 from flower_scheduling.strategies.policies.cs_ucb_adaptive import CsUcbAdaptive
@@ -230,7 +231,7 @@ def test_noise_is_no_change() -> None:
 # --- floors ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.integers(1, 7),
     st.integers(1, 4),
