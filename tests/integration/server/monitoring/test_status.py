@@ -11,23 +11,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from factories import round_record
-from flwr.app import Array, ArrayRecord
+from factories import round_record, small_model
 from flwr.proto.node_pb2 import NodeInfo
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
+from waiting import until
 
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.monitoring.alarms import Alarm, AlarmLog
-from flower_scheduling.server.monitoring.presence import FILE, HEARTBEAT_S, PresenceWriter
+from flower_scheduling.server.monitoring.presence import FILE, PresenceWriter
 from flower_scheduling.server.monitoring.prometheus import metrics_server
 from flower_scheduling.server.monitoring.status import RunStatus, status_table
 from flower_scheduling.server.runs.totals import RunHistory
 from flower_scheduling.strategies.flower import Arm, RoundHook
 
-MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+MODEL = small_model()
 
 
 class Grid:
@@ -58,20 +57,13 @@ def strategy(hooks: list[RoundHook]) -> Any:
 
 def play(hooks: list[RoundHook], number: int, **changes: Any) -> None:
     values: dict[str, Any] = {
-        "round": number,
         "time_s": 2.0 * number,
         "round_s": 2.0,
-        "num_arms": 3,
         "available": [0, 1],
-        "selected": [0, 1],
-        "names": ["a", "b"],
         "rtt_s": [0.5 * number, None],
         "reason": [None, "client error: code 2, ValueError: no"],
-        "compute_s": [None, None],
-        "link_s": [None, None],
-        "stepped": True,
     }
-    record = round_record(**{**values, **changes})
+    record = round_record(number, **{**values, **changes})
     for hook in hooks:
         hook(record, MODEL)
 
@@ -196,20 +188,27 @@ def test_presence_has_who_is_there_and_since_when_the_others_are_not(status: Run
     assert list(status.presence(grid)["last_seen"]) == ["0", "1"]
 
 
-def test_presence_is_written_while_the_server_lives(status: RunStatus, tmp_path: Path) -> None:
+def test_presence_is_written_while_the_server_lives(
+    status: RunStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = tmp_path / "run"
     grid: Any = Grid()
     file = run_dir / FILE
-    with PresenceWriter(run_dir, lambda: status.presence(grid)):
-        time.sleep(1.2)
+    looks: list[float] = []
+
+    def presence() -> dict[str, Any]:
+        looks.append(time.time())
+        return status.presence(grid)
+
+    begin = time.time()
+    monkeypatch.setattr("flower_scheduling.server.monitoring.presence._INTERVAL_S", 0.01)
+    with PresenceWriter(run_dir, presence):
+        until(lambda: len(looks) > 1)  # the first look is over
         assert not run_dir.exists(), "the run makes its directory itself"
         run_dir.mkdir()
-        deadline = time.monotonic() + 5
-        while not file.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(file.exists)
         written = json.loads(file.read_text())
-        assert 0 <= time.time() - written["time"] < HEARTBEAT_S
+        assert begin <= written["time"] <= time.time()
         assert written["connected"] == [0, 1]
     assert list(run_dir.iterdir()) == []
 

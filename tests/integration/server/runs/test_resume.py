@@ -211,20 +211,7 @@ def config(run_dir: Path, **changes: Any) -> SimulationConfig:
 
 
 def record(number: int) -> RoundRecord:
-    return round_record(
-        round=number,
-        time_s=float(number),
-        round_s=1.0,
-        num_arms=1,
-        available=[0],
-        selected=[0],
-        names=["a"],
-        rtt_s=[1.0],
-        reason=[None],
-        compute_s=[None],
-        link_s=[None],
-        stepped=True,
-    )
+    return round_record(number, [0], num_arms=1, available=[0])
 
 
 def run_until(settings: SimulationConfig, last: int, *, resume: bool = False) -> None:

@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import datetime
 import functools
-import logging
-import queue
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 import numpy as np
 import pytest
+from apps import echo_app
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,15 +29,15 @@ from flwr.app import (
     Context,
     Message,
     MessageType,
-    MetricRecord,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.common.serde import message_to_proto
 from flwr.serverapp.strategy import FedAvg
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from raw_client import RawClient
+from waiting import PATIENCE_S, until
 
 import flower_scheduling.client.stream
 import flower_scheduling.server.transport.connection_log
@@ -49,7 +48,6 @@ from flower_scheduling.errors import ConfigError, ConnectionRefused, VersionMism
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import LOST, UNREADABLE, StreamGrid
 from flower_scheduling.strategies.flower import (
-    LOGGER,
     TIMEOUT,
     UNDELIVERABLE,
     Exchange,
@@ -57,36 +55,10 @@ from flower_scheduling.strategies.flower import (
     TimedExchange,
 )
 
-PATIENCE_S = 10.0  # for what takes milliseconds, on a busy machine
-LONG_S = 30.0  # a deadline that nobody is meant to meet
+LONG_S = 300.0  # a deadline that nobody is meant to meet
 
 
 # --- helpers --------------------------------------------------------------------------------------
-
-
-def make_app(
-    work: Callable[[Message, Context], object] = lambda message, context: None,
-) -> ClientApp:
-    """Return an app that does something, then answers with its model plus 1."""
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        answer = work(message, context)
-        if answer is not None:
-            return answer  # type: ignore[return-value]
-        arrays = message.content["arrays"]
-        assert isinstance(arrays, ArrayRecord)
-        new = ArrayRecord({key: Array(array.numpy() + 1) for key, array in arrays.items()})
-        metrics = MetricRecord({"num-examples": 1})
-        return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 1, "accuracy": 0.5})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return app
 
 
 class Gate:
@@ -130,7 +102,7 @@ class Fleet:
         **settings: Any,
     ) -> StreamClient:
         settings = {"max_backoff_s": 0.1, "name_in_use_s": 0.0, **settings}
-        client = StreamClient(address or self.address, name, app or make_app(), **settings)
+        client = StreamClient(address or self.address, name, app or echo_app(), **settings)
         thread = threading.Thread(target=self._run, args=(client,))
         self._cleanup.callback(thread.join)
         self._cleanup.callback(client.stop)
@@ -162,7 +134,7 @@ class Fleet:
     def exchange(self, *names: str, timeout_s: float = PATIENCE_S, **record: Any) -> list[Exchange]:
         return self.grid.exchange(to(*names, **record), timeout_s)
 
-    def begin(self, *names: str, timeout_s: float = LONG_S) -> Pending:
+    def begin(self, *names: str, timeout_s: float = LONG_S) -> Pending[Exchange]:
         return Pending(lambda: self.exchange(*names, timeout_s=timeout_s))
 
     def close(self) -> None:
@@ -170,51 +142,24 @@ class Fleet:
         self.grid.stop()
 
 
-class Pending:
-    """An exchange under way in another thread."""
+T = TypeVar("T")
 
-    def __init__(self, call: Callable[[], list[Exchange]]) -> None:
-        self._results: list[Exchange] = []
+
+class Pending(Generic[T]):
+    """A call under way in another thread."""
+
+    def __init__(self, call: Callable[[], Iterable[T]]) -> None:
+        self._results: list[T] = []
         self._thread = threading.Thread(target=lambda: self._results.extend(call()))
         self._thread.start()
 
-    def result(self) -> list[Exchange]:
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> list[T]:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         return self._results
-
-
-class RawClient:
-    """Speaks frames as the test says."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=wire.channel_options())
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        stub = self._channel.stream_stream(wire.METHOD)
-        self._call = stub(iter(self._outbox.get, None), timeout=2 * PATIENCE_S)
-
-    def send(self, frame: wire.Frame) -> None:
-        self.send_bytes(wire.encode(frame))
-
-    def send_bytes(self, data: bytes) -> None:
-        self._outbox.put(data)
-
-    def read(self) -> wire.Frame:
-        return wire.decode(next(self._call))
-
-    def read_work(self) -> tuple[wire.Work, Message]:
-        frame = self.read()
-        assert isinstance(frame, wire.Work)
-        return frame, message_from_proto(ProtoMessage.FromString(frame.payload))
-
-    def answer(self, frame_id: str, message: Message) -> None:
-        reply = Message(RecordDict(), reply_to=message)
-        self.send(wire.Reply(frame_id, message_to_proto(reply).SerializeToString()))
-
-    def close(self) -> None:
-        self._outbox.put(None)
-        self._call.cancel()
-        self._channel.close()
 
 
 def to(*names: str, size: int = 4, ttl: float = 60.0) -> list[Message]:
@@ -225,13 +170,6 @@ def to(*names: str, size: int = 4, ttl: float = 60.0) -> list[Message]:
         }
     )
     return [Message(record, node_id_of(name), MessageType.TRAIN, ttl=ttl) for name in names]
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def model_of(exchange: Exchange) -> list[float]:
@@ -256,26 +194,12 @@ def link(fleet: Fleet) -> Iterator[Link]:
     link.close()
 
 
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    """What client and server log, from INFO on."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    level = LOGGER.level
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.addHandler(handler)  # the client's logger is below it
-    yield lines
-    LOGGER.removeHandler(handler)
-    LOGGER.setLevel(level)
-
-
 # --- exchanges ------------------------------------------------------------------------------------
 
 
 def test_carries_messages_both_ways(fleet: Fleet) -> None:
     seen: list[Context] = []
-    fleet.run("a", make_app(lambda message, context: seen.append(context)), node_config={"x": 3})
+    fleet.run("a", echo_app(lambda message, context: seen.append(context)), node_config={"x": 3})
     fleet.run("b")
     assert isinstance(fleet.grid, TimedExchange)
     exchanges = fleet.exchange("b", "a")
@@ -320,7 +244,7 @@ def test_state_is_kept_between_messages(fleet: Fleet) -> None:
         record["n"] = int(record["n"]) + 1  # type: ignore[arg-type]
         counts.append(record["n"])
 
-    fleet.run("a", make_app(count))
+    fleet.run("a", echo_app(count))
     for _ in range(3):
         fleet.exchange("a")
     assert counts == [1, 2, 3]
@@ -341,17 +265,19 @@ def test_the_same_content_is_serialised_once(fleet: Fleet, monkeypatch: pytest.M
 
 
 def test_times_what_the_clients_take(fleet: Fleet) -> None:
-    delays_s = {"a": 0.02, "b": 0.1, "c": 0.06}
-    for name, delay_s in delays_s.items():
-        fleet.run(name, make_app(lambda m, c, delay_s=delay_s: time.sleep(delay_s)))
-    excess_s = np.array(
-        [
-            [e.rtt_s - delays_s[n] for e, n in zip(fleet.exchange(*delays_s), delays_s)]  # type: ignore[operator]  # noqa: B905
-            for _ in range(7)
-        ]
-    )
-    assert (excess_s > 0).all()
-    assert (np.median(excess_s, axis=0) < 0.005).all() or (excess_s.min(axis=0) < 0.005).all()
+    now_s = [100.0]
+    fleet.restart(clock=lambda: now_s[0])
+    gates = {name: Gate() for name in "abc"}
+    for name, gate in gates.items():
+        fleet.run(name, echo_app(gate))
+    pending = fleet.begin(*gates)
+    for gate in gates.values():
+        assert gate.begun.wait(PATIENCE_S)
+    for name, seconds in {"b": 2.0, "c": 0.5, "a": 4.0}.items():
+        now_s[0] += seconds
+        gates[name].open.set()
+        until(lambda name=name: node_id_of(name) not in fleet.grid.busy())
+    assert [e.rtt_s for e in pending.result()] == [6.5, 2.0, 2.5]
 
 
 def test_a_large_model_passes(fleet: Fleet) -> None:
@@ -361,40 +287,46 @@ def test_a_large_model_passes(fleet: Fleet) -> None:
 
 
 def test_deadline_busy_and_late_reply(fleet: Fleet) -> None:
+    now_s = [100.0]
+    fleet.restart(clock=lambda: now_s[0])
     gate = Gate()
-    fleet.run("slow", make_app(gate))
+    fleet.run("slow", echo_app(gate))
     fleet.run("fast")
-    begin = time.monotonic()
-    slow, fast = fleet.exchange("slow", "fast", timeout_s=0.4)
-    assert 0.4 <= time.monotonic() - begin < 0.8
+    pending = fleet.begin("slow", "fast", timeout_s=0.4)
+    assert gate.begun.wait(PATIENCE_S)
+    until(lambda: node_id_of("fast") not in fleet.grid.busy())
+    assert not pending.done(), "the deadline is not over"
+    now_s[0] += 0.4
+    slow, fast = pending.result()
     assert slow == Exchange(node_id_of("slow"), None, None, TIMEOUT)
     assert fast.reply is not None
     assert fleet.grid.busy() == {node_id_of("slow")}
     assert set(fleet.grid.get_node_ids()) == {node_id_of("slow"), node_id_of("fast")}
     fleet.grid.wait(0)  # forget that they came
     threading.Timer(0.05, gate.open.set).start()
-    begin = time.monotonic()
-    fleet.grid.wait(LONG_S)
-    assert time.monotonic() - begin < PATIENCE_S
-    assert fleet.grid.busy() == set()
+    until(lambda: fleet.grid.wait(LONG_S) or fleet.grid.busy() == set())
     assert fleet.grid.num_late_replies == 1
     (again,) = fleet.exchange("slow")
     assert model_of(again) == [1.0] * 4
 
 
 def test_an_expired_message_no_longer_makes_its_client_busy(fleet: Fleet) -> None:
+    now_s = [100.0]
+    fleet.restart(clock=lambda: now_s[0])
     gate = Gate()
-    fleet.run("a", make_app(gate))
-    fleet.grid.exchange(to("a", ttl=0.1), 0.02)
+    fleet.run("a", echo_app(gate))
+    fleet.grid.exchange(to("a", ttl=0.1), 0.0)
+    assert gate.begun.wait(PATIENCE_S)
     assert fleet.grid.busy() == {node_id_of("a")}
-    until(lambda: fleet.grid.busy() == set())
+    now_s[0] += 0.1
+    assert fleet.grid.busy() == set()
     gate.open.set()
     until(lambda: fleet.grid.num_ignored_replies == 1)
 
 
 def test_an_interrupt_ends_the_wait(fleet: Fleet) -> None:
     gate = Gate()
-    fleet.run("a", make_app(gate))
+    fleet.run("a", echo_app(gate))
     main = threading.main_thread().ident
     assert main is not None
 
@@ -441,7 +373,7 @@ def say_seven(message: Message, context: Context) -> object:
 def test_an_app_that_fails_answers_with_an_error(
     fleet: Fleet, work: Callable[[Message, Context], object], reason: str
 ) -> None:
-    fleet.run("a", make_app(work))
+    fleet.run("a", echo_app(work))
     for _ in range(2):  # and lives on
         (exchange,) = fleet.exchange("a")
         assert exchange.rtt_s is not None
@@ -452,11 +384,9 @@ def test_an_app_that_fails_answers_with_an_error(
 
 def test_a_message_to_nobody_does_not_hold_up_the_others(fleet: Fleet) -> None:
     fleet.run("a")
-    begin = time.monotonic()
     nobody, somebody = fleet.exchange("b", "a", timeout_s=LONG_S)
     assert nobody == Exchange(node_id_of("b"), None, None, UNDELIVERABLE)
     assert somebody.reply is not None
-    assert time.monotonic() - begin < PATIENCE_S
 
 
 def test_what_is_too_large_fails_alone(fleet: Fleet) -> None:
@@ -470,7 +400,7 @@ def test_what_is_too_large_fails_alone(fleet: Fleet) -> None:
         arrays = ArrayRecord({"w": Array(np.zeros(50_000, dtype=np.float32))})
         return Message(RecordDict({"arrays": arrays}), reply_to=message)
 
-    fleet.run("talker", make_app(answer), max_message_bytes=100_000)
+    fleet.run("talker", echo_app(answer), max_message_bytes=100_000)
     (exchange,) = fleet.exchange("talker")
     assert exchange.reply is not None
     assert "100000 can be sent at most" in str(exchange.reply.error.reason)
@@ -519,7 +449,7 @@ def test_garbage_closes_the_connection_with_a_reason(
 ) -> None:
     raw = fleet.raw("raw")
     assert isinstance(raw.read(), wire.Welcome)
-    raw.send_bytes(garbage)
+    raw.send(garbage)
     frame = raw.read()
     assert isinstance(frame, wire.Refused)
     assert frame.code == wire.Refusal.BAD_FRAME
@@ -554,7 +484,7 @@ def test_a_namesake_is_refused(fleet: Fleet, said: list[str]) -> None:
 
 def test_a_namesake_gets_in_when_the_other_is_gone(fleet: Fleet) -> None:
     first = fleet.run("a")
-    fleet.run("a", make_app(raise_value_error), wait=False, name_in_use_s=LONG_S)
+    fleet.run("a", echo_app(raise_value_error), wait=False, name_in_use_s=LONG_S)
     until(lambda: fleet.grid.num_refused)
     first.stop()
     until(lambda: (e := fleet.exchange("a")[0]).reply is not None and e.reply.has_error())
@@ -613,7 +543,7 @@ def test_who_is_denied_while_connected_is_shut_out(
     denied: set[str] = set()
     fleet.restart(is_denied=lambda name: name in denied)
     gate = Gate()
-    fleet.run("a", make_app(gate))
+    fleet.run("a", echo_app(gate))
     fleet.run("b")
     pending = fleet.begin("a")
     assert gate.begun.wait(PATIENCE_S)
@@ -630,7 +560,7 @@ def test_who_is_denied_while_connected_is_shut_out(
 def test_who_comes_together_is_told_together(
     fleet: Fleet, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_scheduling.server.transport.connection_log, "_PAUSE_S", 1.0)
+    monkeypatch.setattr(flower_scheduling.server.transport.connection_log, "_PAUSE_S", LONG_S)
     names = [f"dev-{i}" for i in range(7)]
     for name in names:
         fleet.run(name, wait=False)
@@ -712,7 +642,7 @@ def test_a_certificate_proves_the_name(fleet: Fleet) -> None:
     fleet.restart(credentials=certificates.server())
     address = f"localhost:{fleet.grid.port}"
     run = functools.partial(fleet.run, address=address)
-    run("a", make_app(raise_value_error), credentials=certificates.client("a"))
+    run("a", echo_app(raise_value_error), credentials=certificates.client("a"))
 
     run("b", wait=False, credentials=certificates.client("a"))
     error = fleet.error_of("b")
@@ -735,7 +665,7 @@ def test_finished_reply_that_a_new_server_would_not_take_is_dropped(
     fleet: Fleet, link: Link, said: list[str]
 ) -> None:
     gate = Gate()
-    client = fleet.run("a", make_app(gate), address=link.address)
+    client = fleet.run("a", echo_app(gate), address=link.address)
     pending = Pending(lambda: fleet.grid.exchange(to("a", size=50_000), LONG_S))
     assert gate.begun.wait(PATIENCE_S)
     link.cut()
@@ -752,7 +682,7 @@ def test_finished_reply_that_a_new_server_would_not_take_is_dropped(
 
 def test_work_outlives_a_broken_connection(fleet: Fleet, link: Link) -> None:
     gate = Gate()
-    fleet.run("a", make_app(gate), address=link.address)
+    fleet.run("a", echo_app(gate), address=link.address)
     pending = fleet.begin("a")
     assert gate.begun.wait(PATIENCE_S)
     link.cut()
@@ -767,7 +697,7 @@ def test_work_outlives_a_broken_connection(fleet: Fleet, link: Link) -> None:
 
 def test_a_reply_that_was_finished_without_connection_is_offered(fleet: Fleet, link: Link) -> None:
     gate = Gate()
-    fleet.run("a", make_app(gate), address=link.address)
+    fleet.run("a", echo_app(gate), address=link.address)
     pending = fleet.begin("a")
     assert gate.begun.wait(PATIENCE_S)
     link.cut()
@@ -784,7 +714,7 @@ def test_a_reply_that_was_finished_without_connection_is_offered(fleet: Fleet, l
 
 def test_a_client_that_comes_back_without_its_work_has_failed(fleet: Fleet, link: Link) -> None:
     gate = Gate()
-    fleet.run("a", make_app(gate), address=link.address)
+    fleet.run("a", echo_app(gate), address=link.address)
     pending = fleet.begin("a")
     assert gate.begun.wait(PATIENCE_S)
     link.cut()
@@ -804,13 +734,13 @@ def test_a_client_that_stays_away_has_failed(fleet: Fleet) -> None:
     begin = time.monotonic()
     raw.close()
     assert pending.result() == [Exchange(node_id_of("a"), None, None, LOST)]
-    assert 0.1 <= time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin >= 0.1
     assert fleet.grid.busy() == set()
 
 
 def test_a_client_that_leaves_has_failed_at_once(fleet: Fleet) -> None:
     gate = Gate()
-    client = fleet.run("a", make_app(gate))
+    client = fleet.run("a", echo_app(gate))
     pending = fleet.begin("a")
     assert gate.begun.wait(PATIENCE_S)
     client.stop()
@@ -820,7 +750,7 @@ def test_a_client_that_leaves_has_failed_at_once(fleet: Fleet) -> None:
 
 def test_a_half_open_connection_is_replaced(fleet: Fleet, link: Link, said: list[str]) -> None:
     gate = Gate()
-    fleet.run("a", make_app(gate), address=link.address, keepalive_s=0.2)
+    fleet.run("a", echo_app(gate), address=link.address, keepalive_s=0.2)
     pending = fleet.begin("a")
     assert gate.begun.wait(PATIENCE_S)
     link.freeze()  # the client notices, the server does not
@@ -870,22 +800,22 @@ def test_work_of_an_earlier_server_makes_busy_until_it_is_done(fleet: Fleet) -> 
 def test_replies_are_acknowledged_with_the_next_work_or_after_a_while(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_scheduling.server.transport.grid, "_ACK_DELAY_S", 0.5)
+    monkeypatch.setattr(flower_scheduling.server.transport.grid, "_ACK_DELAY_S", 3.0)
     raw = fleet.raw("a")
     assert isinstance(raw.read(), wire.Welcome)
     answered: list[str] = []
-    for _ in range(3):
+    for delay_s in (0.0, 1.0):  # the delay of an earlier reply must not count for a later one
         pending = fleet.begin("a")
         work, message = raw.read_work()
         assert work.acks == answered[-1:]
         answered.append(work.message_id)
-        time.sleep(0.3)  # the delay of an earlier reply must not count for a later one
+        time.sleep(delay_s)
+        begin = time.monotonic()
         raw.answer(work.message_id, message)
         pending.result()
-    begin = time.monotonic()
     frame = raw.read()
     assert frame == wire.Ack(answered[-1:])
-    assert time.monotonic() - begin > 0.4
+    assert time.monotonic() - begin > 2.9
 
 
 # --- availability, membership, life ---------------------------------------------------------------
@@ -907,15 +837,14 @@ def test_wait_ends_when_a_client_comes(fleet: Fleet) -> None:
     assert time.monotonic() - begin >= 0.05
     threading.Timer(0.05, lambda: fleet.run("a", wait=False)).start()
     fleet.grid.wait(LONG_S)
-    assert time.monotonic() - begin < PATIENCE_S
     fleet.wait_for("a")
 
 
 def test_stop_tells_the_clients_and_ends_an_exchange(fleet: Fleet, said: list[str]) -> None:
     gate = Gate()
-    fleet.run("stays", make_app(gate))
+    fleet.run("stays", echo_app(gate))
     leaver = threading.Thread(
-        target=StreamClient(fleet.address, "leaves", make_app(), stay=False).run
+        target=StreamClient(fleet.address, "leaves", echo_app(), stay=False).run
     )
     leaver.start()
     fleet.wait_for("leaves")
@@ -957,7 +886,7 @@ def test_an_address_that_cannot_be_had_is_one_clear_error(fleet: Fleet, address:
 def test_an_unreachable_server_is_mentioned_once(said: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    client = StreamClient(address, "a", make_app(), max_backoff_s=0.01)
+    client = StreamClient(address, "a", echo_app(), max_backoff_s=0.01)
     thread = threading.Thread(target=client.run)
     thread.start()
     until(lambda: said)
@@ -969,16 +898,14 @@ def test_an_unreachable_server_is_mentioned_once(said: list[str]) -> None:
 
 
 def test_a_client_that_was_stopped_before_does_not_run() -> None:
-    client = StreamClient("127.0.0.1:1", "a", make_app())
+    client = StreamClient("127.0.0.1:1", "a", echo_app())
     client.stop()
-    begin = time.monotonic()
-    client.run()
-    assert time.monotonic() - begin < PATIENCE_S, "it did not try to connect for ever"
+    client.run()  # it does not try to connect for ever
 
 
 def test_a_client_runs_once(fleet: Fleet) -> None:
     fleet.restart(is_denied=lambda name: True)
-    client = StreamClient(fleet.address, "a", make_app())
+    client = StreamClient(fleet.address, "a", echo_app())
     with pytest.raises(ConnectionRefused, match="deny list"):
         client.run()
     with pytest.raises(RuntimeError, match="runs once"):
@@ -987,7 +914,7 @@ def test_a_client_runs_once(fleet: Fleet) -> None:
 
 def test_a_client_refuses_a_name_that_cannot_be_one() -> None:
     with pytest.raises(WireError, match="client name ''"):
-        StreamClient("127.0.0.1:1", "", make_app())
+        StreamClient("127.0.0.1:1", "", echo_app())
 
 
 def test_health_service(fleet: Fleet) -> None:
@@ -1002,7 +929,7 @@ def test_health_service(fleet: Fleet) -> None:
 
 def test_push_and_pull_keep_flowers_meaning(fleet: Fleet) -> None:
     gate = Gate()
-    fleet.run("a", make_app(gate))
+    fleet.run("a", echo_app(gate))
     there, gone = fleet.grid.push_messages([*to("a"), *to("b")])
     (error,) = fleet.grid.pull_messages([there, gone, "never-sent"])
     assert error.metadata.reply_to_message_id == gone
@@ -1017,7 +944,7 @@ def test_push_and_pull_keep_flowers_meaning(fleet: Fleet) -> None:
 
 def test_a_pushed_message_that_expires_is_answered_by_an_error(fleet: Fleet) -> None:
     gate = Gate()
-    fleet.run("a", make_app(gate))
+    fleet.run("a", echo_app(gate))
     (message_id,) = fleet.grid.push_messages(to("a", ttl=0.05))
     replies: list[Message] = []
     until(lambda: replies.extend(fleet.grid.pull_messages([message_id])) or replies)
@@ -1026,13 +953,23 @@ def test_a_pushed_message_that_expires_is_answered_by_an_error(fleet: Fleet) -> 
 
 
 def test_send_and_receive_answers_what_cannot_be_delivered(fleet: Fleet) -> None:
+    now_s = [100.0]
+    fleet.restart(clock=lambda: now_s[0])
     gate = Gate()
     fleet.run("a")
-    fleet.run("slow", make_app(gate))
-    replies = list(fleet.grid.send_and_receive(to("a", "b", "slow"), timeout=0.5))
+    fleet.run("slow", echo_app(gate))
+    pending = Pending(lambda: fleet.grid.send_and_receive(to("a", "b", "slow"), timeout=0.5))
+    assert gate.begun.wait(PATIENCE_S)
+    until(lambda: node_id_of("a") not in fleet.grid.busy())
+    now_s[0] += 0.5
+    replies = pending.result()
     assert [r.has_error() for r in replies] == [False, True]
     assert replies[1].metadata.src_node_id == node_id_of("b")
-    (reply,) = fleet.grid.send_and_receive(to("slow", ttl=0.1))
+    pending = Pending(lambda: fleet.grid.send_and_receive(to("slow", ttl=0.1)))
+    while not pending.done():
+        now_s[0] += 0.1
+        time.sleep(0.01)
+    (reply,) = pending.result()
     assert reply.error.code == ErrorCode.REPLY_MESSAGE_UNAVAILABLE
     gate.open.set()
 
@@ -1049,13 +986,13 @@ def test_a_foreign_strategy_runs(fleet: Fleet) -> None:
 
 def test_the_scheduler_runs(fleet: Fleet) -> None:
     for name, delay_s in {"a": 0.0, "b": 0.0, "c": 0.05}.items():
-        fleet.run(name, make_app(lambda m, c, delay_s=delay_s: time.sleep(delay_s)))
+        fleet.run(name, echo_app(lambda m, c, delay_s=delay_s: time.sleep(delay_s)))
     records = []
     strategy = ScheduledStrategy(
         FedAvg(),
         "cs-ucb",
         num_selected=2,
-        tau_max_s=1.0,
+        tau_max_s=LONG_S,
         min_clients=3,
         hooks=[lambda record, arrays: records.append(record)],
     )
@@ -1070,7 +1007,7 @@ def test_the_scheduler_runs(fleet: Fleet) -> None:
 def test_many_clients_share_an_event_loop_and_a_worker(fleet: Fleet) -> None:
     names = [f"client-{i}" for i in range(20)]
     threads = set()
-    app = make_app(lambda message, context: threads.add(threading.current_thread().name))
+    app = echo_app(lambda message, context: threads.add(threading.current_thread().name))
 
     worker = Worker("shared")
 
@@ -1106,7 +1043,7 @@ def test_farewell_to_a_call_that_is_cancelled_already_is_no_error() -> None:
 
 
 def test_client_stops_though_its_cancellation_becomes_an_error_of_grpc() -> None:
-    client = StreamClient("127.0.0.1:1", "a", make_app())
+    client = StreamClient("127.0.0.1:1", "a", echo_app())
     conversing = threading.Event()
 
     async def converse() -> None:

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
-import queue
 import resource
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from apps import echo_app
 from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
-from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp.strategy import FedAvg
+from raw_client import RawClient
+from waiting import PATIENCE_S, until
 
 import flower_scheduling.server.transport.admission
 import flower_scheduling.server.transport.connection_log
@@ -40,7 +40,6 @@ from flower_scheduling.errors import ConfigError, InvalidReplyError
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import UNREADABLE, StreamGrid
 from flower_scheduling.strategies.flower import (
-    LOGGER,
     Exchange,
     LimitedLog,
     RoundRecord,
@@ -58,42 +57,11 @@ from flower_scheduling.strategies.flower.replies import (
 )
 from flower_scheduling.strategies.flower.schema_vote import NameVote
 
-PATIENCE_S = 10.0
-LONG_S = 60.0
+LONG_S = 300.0
 PIECE = wire.PIECE_BYTES
 
 
 # --- helpers --------------------------------------------------------------------------------------
-
-
-class Stranger:
-    """A gRPC stream that carries whatever bytes the test says."""
-
-    def __init__(self, port: int, **settings: Any) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=options, **settings)
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.call = self._channel.stream_stream(wire.METHOD)(
-            iter(self._outbox.get, None), timeout=2 * PATIENCE_S
-        )
-
-    def send(self, *frames: bytes | wire.Frame) -> None:
-        for frame in frames:
-            self._outbox.put(frame if isinstance(frame, bytes) else wire.encode(frame))
-
-    def read(self) -> wire.Frame:
-        return wire.decode(next(self.call))
-
-    def refusal(self) -> wire.Refused:
-        frame = self.read()
-        while not isinstance(frame, wire.Refused):
-            frame = self.read()
-        return frame
-
-    def close(self) -> None:
-        self._outbox.put(None)
-        self.call.cancel()
-        self._channel.close()
 
 
 class Town:
@@ -103,19 +71,19 @@ class Town:
         self.grid = stack.enter_context(StreamGrid("127.0.0.1:0", **settings))
         self._stack = stack
         address = f"127.0.0.1:{self.grid.port}"
-        client = StreamClient(address, "honest", make_app(), max_backoff_s=0.1)
+        client = StreamClient(address, "honest", echo_app(), max_backoff_s=0.1)
         thread = threading.Thread(target=client.run)
         stack.callback(thread.join)
         stack.callback(client.stop)
         thread.start()
         until(lambda: node_id_of("honest") in self.grid.get_node_ids())
 
-    def stranger(self, **settings: Any) -> Stranger:
-        stranger = Stranger(self.grid.port, **settings)
+    def stranger(self, **settings: Any) -> RawClient:
+        stranger = RawClient(f"127.0.0.1:{self.grid.port}", **settings)
         self._stack.callback(stranger.close)
         return stranger
 
-    def client(self, name: str, **hello: Any) -> Stranger:
+    def client(self, name: str, **hello: Any) -> RawClient:
         stranger = self.stranger()
         stranger.send(wire.Hello(name, hello.pop("session", name), **hello))
         assert isinstance(stranger.read(), wire.Welcome)
@@ -128,20 +96,8 @@ class Town:
         return exchange
 
     def works(self) -> bool:
-        """Tell whether the honest client's round goes on, and soon."""
-        exchange = self.ask("honest")
-        return exchange.rtt_s is not None and exchange.rtt_s < 1.0
-
-
-def make_app() -> ClientApp:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Any) -> Message:
-        message.content["metrics"] = MetricRecord({"num-examples": 1})
-        return Message(message.content, reply_to=message)
-
-    return app
+        """Tell whether the honest client's round goes on."""
+        return self.ask("honest").rtt_s is not None
 
 
 @pytest.fixture
@@ -153,26 +109,6 @@ def stack() -> Iterator[contextlib.ExitStack]:
 @pytest.fixture
 def town(stack: contextlib.ExitStack) -> Town:
     return Town(stack)
-
-
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    level = LOGGER.level
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.addHandler(handler)
-    yield lines
-    LOGGER.removeHandler(handler)
-    LOGGER.setLevel(level)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def prefix(kind: wire.Kind, header_bytes: int, payload_bytes: int) -> bytes:
@@ -273,7 +209,7 @@ def test_the_crowd_gives_way_and_not_the_single_stranger(
     with StreamGrid("127.0.0.1:0") as grid:
         strangers = []
         for count in (1, 2, 3, 3, 3):
-            strangers.append(Stranger(grid.port))
+            strangers.append(RawClient(f"127.0.0.1:{grid.port}"))
             stack.callback(strangers[-1].close)
             time.sleep(0.05)
             until(lambda count=count: len(grid._strangers) == count)
@@ -383,7 +319,7 @@ def test_client_that_changes_its_mind_all_the_time_wakes_nobody(town: Town) -> N
     while time.monotonic() - begin < 1.5:
         town.grid.wait(0.5)
         wakes += town.grid._somebody_came.is_set()
-    assert wakes <= 2
+    assert wakes <= 1 + time.monotonic() - begin
     assert town.works()
     client.send(wire.Availability(False))  # and the last one counts in the end
     until(lambda: node_id_of("fickle") in town.grid.opted_out())
@@ -391,10 +327,12 @@ def test_client_that_changes_its_mind_all_the_time_wakes_nobody(town: Town) -> N
 
 def test_flood_of_useless_frames_is_read_slowly(town: Town) -> None:
     client = town.client("flood")
+    begin = time.monotonic()
     client.send(*[wire.Reply("x" * 64)] * 5000)
+    until(lambda: town.grid.num_ignored_replies >= 100)
     time.sleep(0.5)
     count = town.grid.num_ignored_replies
-    assert 100 <= count <= 160
+    assert count <= 101 + (time.monotonic() - begin) / 0.02, "a pause after each"
     assert len(town.grid._unacknowledged[node_id_of("flood")]) <= wire.MAX_IDS
     assert town.works()
 
@@ -457,7 +395,7 @@ def test_clients_that_only_connect_hold_nobody_up(town: Town) -> None:
     model = ArrayRecord({"w": Array(np.zeros(4, dtype=np.float32))})
     begin_s = time.monotonic()
     scheduled.start(town.grid, model, num_rounds=20)
-    assert time.monotonic() - begin_s < PATIENCE_S
+    assert time.monotonic() - begin_s < LONG_S, "no deadline was waited for"
     assert {name for record in records for name in record.names} == {"honest"}
     assert all(record.stepped for record in records)
     members = np.flatnonzero(scheduled.arms.member)
@@ -537,10 +475,10 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_message_that_would_unfold_is_refused_in_time_and_memory(bomb: str) -> None:
-    before, begin = peak_mb(), time.monotonic()
+    before, begin = peak_mb(), time.thread_time()
     with pytest.raises(ValueError, match=r"parts|protobuf"):
         read_message(BOMBS[bomb])
-    assert time.monotonic() - begin < 1.0
+    assert time.thread_time() - begin < 1.0
     assert peak_mb() - before < 10
 
 

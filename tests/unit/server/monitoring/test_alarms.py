@@ -16,27 +16,8 @@ from flower_scheduling.strategies.flower import RoundRecord
 NAMES = ["a", "b", "c"]
 
 
-def record(number: int, selected: list[int], **changes: Any) -> RoundRecord:
-    count = len(selected)
-    values: dict[str, Any] = {
-        "round": number,
-        "time_s": float(number),
-        "round_s": 1.0,
-        "num_arms": 3,
-        "available": [0, 1, 2],
-        "selected": selected,
-        "names": [NAMES[arm] for arm in selected],
-        "rtt_s": [1.0] * count,
-        "reason": [None] * count,
-        "compute_s": [None] * count,
-        "link_s": [None] * count,
-        "stepped": True,
-    }
-    return round_record(**{**values, **changes})
-
-
 def failed(number: int, arm: int, reason: str) -> RoundRecord:
-    return record(number, [arm], rtt_s=[None], reason=[reason])
+    return round_record(number, [arm], rtt_s=[None], reason=[reason])
 
 
 def kinds(alarms: Alarms, floors: list[float] | None = None, saved: int = 0) -> list[str]:
@@ -46,21 +27,21 @@ def kinds(alarms: Alarms, floors: list[float] | None = None, saved: int = 0) -> 
 def test_a_missed_floor_is_told_after_a_window_and_forgotten_when_it_is_met_again() -> None:
     alarms = Alarms(tau_max_s=5.0)
     for number in range(1, 200):
-        alarms.observe(record(number, [0]))
+        alarms.observe(round_record(number, [0]))
     assert kinds(alarms, [0.5, 0.1, 0.0]) == [], "too few rounds to judge"
-    alarms.observe(record(200, [0]))
+    alarms.observe(round_record(200, [0]))
     (alarm,) = alarms.active(NAMES, [0.5, 0.1, 0.0], 0)
     assert (alarm.kind, alarm.arm) == ("floor-missed", 1)
     assert alarm.text == "b had 0.000 of the last 200 rounds, its floor is 0.100"
     for number in range(201, 217):
-        alarms.observe(record(number, [1]))
+        alarms.observe(round_record(number, [1]))
     assert kinds(alarms, [0.5, 0.1, 0.0]) == [], "16 of 200 is four fifths of the floor"
 
 
 def test_rounds_in_which_a_client_was_gone_are_not_held_against_anybody() -> None:
     alarms = Alarms(tau_max_s=5.0)
     for number in range(1, 250):
-        alarms.observe(record(number, [0], absent=[1, 2]))
+        alarms.observe(round_record(number, [0], absent=[1, 2]))
     assert kinds(alarms, [0.5, 0.4, 0.1]) == []
 
 
@@ -73,7 +54,7 @@ def test_a_client_that_fails_five_times_in_a_row_is_named_with_the_reason() -> N
     (alarm,) = alarms.active(NAMES, None, 0)
     assert (alarm.kind, alarm.arm) == ("always-fails", 2)
     assert alarm.text == "c has failed 5 times in a row: error"
-    alarms.observe(record(6, [2]))
+    alarms.observe(round_record(6, [2]))
     assert kinds(alarms) == []
 
 
@@ -81,7 +62,7 @@ def test_a_deadline_is_too_tight_when_one_in_ten_misses_it() -> None:
     alarms = Alarms(tau_max_s=5.0)
     for number in range(1, 51):
         slow = number % 9 == 0
-        alarms.observe(failed(number, number % 3, "timeout") if slow else record(number, [0]))
+        alarms.observe(failed(number, number % 3, "timeout") if slow else round_record(number, [0]))
     assert kinds(alarms) == [], "5 of 50"
     alarms.observe(failed(51, 1, "timeout"))
     assert kinds(alarms) == ["deadline-tight"]
@@ -93,7 +74,7 @@ def test_a_deadline_is_far_too_loose_at_ten_times_the_slowest(
 ) -> None:
     alarms = Alarms(tau_max_s=tau_max_s)
     for number in range(1, 60):
-        alarms.observe(record(number, [0]))
+        alarms.observe(round_record(number, [0]))
     assert kinds(alarms) == expected
 
 
@@ -101,36 +82,36 @@ def test_alarms_on_the_deadline_do_not_flap() -> None:
     alarms = Alarms(tau_max_s=10.5)
     for number in range(1, 260):  # the slowest of the window is now 1 s, now 1.1 s
         slow = number > 60 and number % 220 == 0
-        alarms.observe(record(number, [0], rtt_s=[1.1 if slow else 1.0]))
+        alarms.observe(round_record(number, [0], rtt_s=[1.1 if slow else 1.0]))
         if number >= 50:
             assert kinds(alarms) == ["deadline-loose"], number
-    alarms.observe(record(260, [0], rtt_s=[2.2]))
+    alarms.observe(round_record(260, [0], rtt_s=[2.2]))
     assert kinds(alarms) == []
 
 
 def test_learning_that_stops_or_diverges_is_told() -> None:
     alarms = Alarms(tau_max_s=5.0)
     for number in range(1, 11):
-        alarms.observe(record(number, [0], stepped=False, no_step="quorum"))
+        alarms.observe(round_record(number, [0], stepped=False, no_step="quorum"))
     (alarm,) = alarms.active(NAMES, None, 0)
     assert alarm.kind == "no-step"
     assert alarm.text == "the model has not changed for 10 rounds: quorum"
-    alarms.observe(record(11, [0], accuracy=0.5, loss=1.0))
+    alarms.observe(round_record(11, [0], accuracy=0.5, loss=1.0))
     for number in range(12, 31):
-        alarms.observe(record(number, [0], accuracy=0.5, loss=1.0))
+        alarms.observe(round_record(number, [0], accuracy=0.5, loss=1.0))
     assert kinds(alarms) == []
-    alarms.observe(record(31, [0], accuracy=0.4, loss=1.0))
+    alarms.observe(round_record(31, [0], accuracy=0.4, loss=1.0))
     assert kinds(alarms) == ["not-learning"]
-    alarms.observe(record(32, [0], accuracy=0.1, loss=None))
+    alarms.observe(round_record(32, [0], accuracy=0.1, loss=None))
     assert kinds(alarms) == ["diverged"]
-    alarms.observe(record(33, [0], accuracy=0.503, loss=1.0))
+    alarms.observe(round_record(33, [0], accuracy=0.503, loss=1.0))
     assert kinds(alarms) == []
 
 
 def test_a_checkpoint_is_stale_when_two_are_missing() -> None:
     alarms = Alarms(tau_max_s=5.0, checkpoint_every=10)
     for number in range(1, 31):
-        alarms.observe(record(number, [0]))
+        alarms.observe(round_record(number, [0]))
     assert kinds(alarms, saved=10) == []
     assert kinds(alarms, saved=9) == ["checkpoint-stale"]
 
@@ -151,7 +132,7 @@ def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCapt
                 log(failed(number, 1, "error: x"), model)
             assert [alarm.kind for alarm in log.active] == ["always-fails"]
             number += 1
-            log(record(number, [1]), model)
+            log(round_record(number, [1]), model)
             assert log.active == ()
     lines = [line.getMessage() for line in caplog.records]
     assert lines[0] == "alarm always-fails: b has failed 5 times in a row: error"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from factories import round_record
+from factories import round_record, small_model, three_arms
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, MultiKrum
 
@@ -27,33 +27,20 @@ from flower_scheduling.server.runs.totals import RunHistory
 from flower_scheduling.server.runtimes.stream import DenyList
 from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
 from flower_scheduling.server.settings.run import ServerConfig
-from flower_scheduling.strategies.flower import LOGGER, Arm, RoundRecord
+from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 
 
 def record(**changes: Any) -> RoundRecord:
     values: dict[str, Any] = {
-        "round": 1,
         "time_s": 1.5,
         "round_s": 1.5,
-        "num_arms": 3,
-        "available": [0, 1, 2],
         "selected": [0, 2],
-        "names": ["a", "c"],
         "rtt_s": [1.5, None],
         "reason": [None, "timeout"],
         "compute_s": [1.0, None],
         "link_s": [0.5, None],
-        "stepped": True,
     }
     return round_record(**{**values, **changes})
-
-
-def arrays(value: float = 0.0) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.full(2, value, dtype=np.float32))})
-
-
-def arms() -> list[Arm]:
-    return [Arm(i, f"key{i}", 100 + i, name, 10 * (i + 1)) for i, name in enumerate("abc")]
 
 
 # --- settings ---------------------------------------------------------------------------------
@@ -120,8 +107,8 @@ def test_options_that_are_not_the_users_are_refused(option: str) -> None:
 
 
 def test_summary_by_hand() -> None:
-    history = RunHistory(arrays(), target_accuracy=0.8)
-    history.record(record(accuracy=0.5, loss=2.0), arrays(1.0))
+    history = RunHistory(small_model(), target_accuracy=0.8)
+    history.record(record(accuracy=0.5, loss=2.0), small_model(1.0))
     history.record(
         record(
             round=2,
@@ -132,13 +119,13 @@ def test_summary_by_hand() -> None:
             accuracy=0.9,
             loss=1.0,
         ),
-        arrays(2.0),
+        small_model(2.0),
     )
     history.record(
         record(round=3, time_s=9.0, stepped=False, reason=["client error: code 2, x", "timeout"]),
-        arrays(2.0),
+        small_model(2.0),
     )
-    summary = history.summary(arms(), [0.5, 0.25, 0.0], tau_max_s=5.0)
+    summary = history.summary(three_arms(), [0.5, 0.25, 0.0], tau_max_s=5.0)
     assert (summary["rounds"], summary["time_s"]) == (3, 9.0)
     assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.9, 0.9, 1.0)
     assert (summary["target_round"], summary["target_time_s"]) == (2, 4.0)
@@ -162,15 +149,15 @@ def test_summary_by_hand() -> None:
 
 
 def test_deadline_far_above_the_answers_is_suggested_down() -> None:
-    history = RunHistory(arrays())
+    history = RunHistory(small_model())
     for t in range(200):
         history.record(
             record(round=t + 1, selected=[0], rtt_s=[0.2], reason=[None]),
-            arrays(),
+            small_model(),
         )
-    summary = history.summary(arms(), None, tau_max_s=5.0)
+    summary = history.summary(three_arms(), None, tau_max_s=5.0)
     assert summary["suggested_tau_max_s"] == pytest.approx(0.3, rel=0.01)
-    empty = RunHistory(arrays()).summary(arms(), None, tau_max_s=5.0)
+    empty = RunHistory(small_model()).summary(three_arms(), None, tau_max_s=5.0)
     assert empty["suggested_tau_max_s"] is None
 
 
@@ -181,8 +168,8 @@ def test_who_reads_while_a_line_is_written_sees_whole_rounds_only(tmp_path: Path
     path = tmp_path / "run"
     assert written_rounds(path) == []
     directory = RunDirectory(path, {})
-    directory.write_round(record(), arrays())
-    directory.write_round(record(round=2), arrays())
+    directory.write_round(record(), small_model())
+    directory.write_round(record(round=2), small_model())
     directory.close()
     data = (path / "rounds.jsonl").read_bytes()
     first = data.index(b"\n") + 1
@@ -199,24 +186,24 @@ def test_run_directory_holds_whole_lines_as_the_run_goes(
     directory = RunDirectory(tmp_path / "runs" / "x", {"rounds": 2, "strategy": "random"})
     path = directory.path
     assert tomllib.loads((path / "config.toml").read_text()) == {"rounds": 2, "strategy": "random"}
-    directory.write_round(record(accuracy=0.5), arrays(1.0))
+    directory.write_round(record(accuracy=0.5), small_model(1.0))
     line = json.loads((path / "rounds.jsonl").read_text())  # readable before the run ends
     assert line["schema"] == 1
     assert line["available"] == [0, 1, 2]
     assert line["num_available"] == 3
     assert line["reason"] == [None, "timeout"]
     assert set(line["wall"]) == {"time_s"}
-    directory.write_round(record(round=2, accuracy=0.4, num_arms=201), arrays(2.0))
+    directory.write_round(record(round=2, accuracy=0.4, num_arms=201), small_model(2.0))
     second = (path / "rounds.jsonl").read_text().splitlines()[1]
     assert "available" not in json.loads(second), "not listed above 200 arms"
-    directory.note_arms(arms(), [0.5, 0.25, 0.0])
+    directory.note_arms(three_arms(), [0.5, 0.25, 0.0])
     assert json.loads((path / "arms.json").read_text())[1] == {
         "index": 1,
         "name": "b",
         "num_examples": 20,
         "floor": 0.25,
     }
-    directory.write_model("last", arrays(2.0))
+    directory.write_model("last", small_model(2.0))
     best = safetensors.numpy.load_file(path / "model-best.safetensors")
     last = safetensors.numpy.load_file(path / "model.safetensors")
     assert (best["w"][0], last["w"][0]) == (1.0, 2.0)
@@ -246,24 +233,26 @@ def test_run_directory_is_never_reused(tmp_path: Path) -> None:
 
 def test_model_is_read_back_and_another_kind_is_refused(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "x", {})
-    directory.write_model("last", arrays(2.0))
+    directory.write_model("last", small_model(2.0))
     directory.close()
     path = directory.path / "model.safetensors"
-    assert load_model(path, like=arrays())["w"].numpy() == pytest.approx([2.0, 2.0])
+    assert load_model(path, like=small_model())["w"].numpy() == pytest.approx([2.0, 2.0])
     other = ArrayRecord({"w": Array(np.zeros(3, dtype=np.float32))})
     with pytest.raises(ConfigError, match="a model with the arrays"):
         load_model(path, like=other)
     path.write_bytes(b"garbage")
     with pytest.raises(ConfigError, match="a readable safetensors file"):
-        load_model(path, like=arrays())
+        load_model(path, like=small_model())
 
 
 def test_only_answers_that_were_late_raise_the_suggested_deadline() -> None:
     def suggested(reason: str) -> float:
-        history = RunHistory(arrays())
+        history = RunHistory(small_model())
         for number in range(1, 11):
-            history.record(record(round=number, rtt_s=[1.0, None], reason=[None, reason]), arrays())
-        return float(history.summary(arms(), None, tau_max_s=4.0)["suggested_tau_max_s"])
+            history.record(
+                record(round=number, rtt_s=[1.0, None], reason=[None, reason]), small_model()
+            )
+        return float(history.summary(three_arms(), None, tau_max_s=4.0)["suggested_tau_max_s"])
 
     assert suggested("client error: ValueError: no") == 1.5
     assert suggested("connection lost") == 1.5
@@ -279,11 +268,11 @@ def test_round_log_speaks_of_evaluated_rounds_and_breaks_long_silences(
     )
     log = RoundLog()
     with caplog.at_level(logging.INFO, logger=LOGGER.name):
-        log(record(round=1), arrays())
-        log(record(round=2), arrays())
-        log(record(round=3, accuracy=0.5), arrays())
+        log(record(round=1), small_model())
+        log(record(round=2), small_model())
+        log(record(round=3, accuracy=0.5), small_model())
         now_s[0] += 10.0
-        log(record(round=4, rtt_s=[None, None], reason=["timeout"] * 2), arrays())
+        log(record(round=4, rtt_s=[None, None], reason=["timeout"] * 2), small_model())
     assert [r.getMessage() for r in caplog.records] == [
         "round 1: 1.5 s, 3 clients available, slowest a 1.500 s, 1 of 2 failed",
         "round 3: 1.5 s, 3 clients available, accuracy 0.5000, slowest a 1.500 s, 1 of 2 failed",

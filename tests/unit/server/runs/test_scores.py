@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factories import round_record
-from flwr.app import Array, ArrayRecord
+from factories import round_record, small_model
 
 from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
 from flower_scheduling.server.runs.scores import FILE, ScoreLog, end_of, read_scores
 from flower_scheduling.strategies import Explanation
 from flower_scheduling.strategies.flower import RoundRecord
 
-MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+MODEL = small_model()
 
 
 def explained(number: int, num_arms: int = 3, **changes: Any) -> RoundRecord:
@@ -23,23 +22,8 @@ def explained(number: int, num_arms: int = 3, **changes: Any) -> RoundRecord:
     explanation = Explanation(
         "largest", "", {"mean": value, "bonus": np.full(num_arms, np.inf)}, tie_break=-value
     )
-    values: dict[str, Any] = {
-        "round": number,
-        "time_s": float(number),
-        "round_s": 1.0,
-        "num_arms": num_arms,
-        "available": [0, 2],
-        "selected": [2],
-        "names": ["c"],
-        "rtt_s": [1.0],
-        "reason": [None],
-        "compute_s": [None],
-        "link_s": [None],
-        "stepped": True,
-        "explanation": explanation,
-        "queue": value / 2,
-    }
-    return round_record(**{**values, **changes})
+    values = {"num_arms": num_arms, "available": [0, 2], "explanation": explanation}
+    return round_record(number, [2], **{**values, "queue": value / 2, **changes})
 
 
 def write(path: Path, *records: RoundRecord) -> list[dict[str, Any]]:

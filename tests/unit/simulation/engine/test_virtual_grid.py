@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from apps import echo_app
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -15,7 +16,6 @@ from flwr.app import (
     Context,
     Message,
     MessageType,
-    MetricRecord,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
@@ -34,35 +34,16 @@ from flower_scheduling.strategies.flower import (
 )
 
 
-def echo_app(seen: list[Message] | None = None) -> ClientApp:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        if seen is not None:
-            seen.append(message)
-        if context.node_config["partition-id"] == 3:
-            raise RuntimeError("broken device")
-        arrays = message.content["arrays"]
-        assert isinstance(arrays, ArrayRecord)
-        new = ArrayRecord({key: Array(array.numpy() + 1) for key, array in arrays.items()})
-        arrays.clear()  # a client may do with its records what it likes
-        metrics = MetricRecord({"num-examples": 1})
-        return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 1, "accuracy": 0.5})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return app
+def fail_on_the_third(message: Message, context: Context) -> None:
+    if context.node_config["partition-id"] == 3:
+        raise RuntimeError("broken device")
 
 
 def make_grid(app: ClientApp | None = None, num_arms: int = 3, **settings: Any) -> VirtualGrid:
     late = settings.pop("late", "abandon")
     environment = Environment(num_arms=num_arms, seed=1, **settings)
     nodes = [{"partition-id": arm} for arm in range(num_arms)]
-    return VirtualGrid(app or echo_app(), environment, nodes, {}, late=late)
+    return VirtualGrid(app or echo_app(fail_on_the_third), environment, nodes, {}, late=late)
 
 
 def to(grid: VirtualGrid, kind: str = MessageType.TRAIN, ttl: float = 60.0) -> list[Message]:
@@ -92,7 +73,7 @@ def test_round_trip_is_the_sum_of_its_parts_and_time_moves_by_the_slowest() -> N
 
 def test_every_client_has_its_own_records() -> None:
     seen: list[Message] = []
-    grid = make_grid(echo_app(seen))
+    grid = make_grid(echo_app(lambda message, context: seen.append(message)))
     messages = to(grid)
     exchanges = grid.exchange(messages, timeout_s=60.0)
     assert all(e.reply is not None and e.reply.has_content() for e in exchanges)

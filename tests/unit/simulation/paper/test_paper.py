@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
+from waiting import until
 
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.jobs import Arrays, Piece, compute_all, describe, load
@@ -190,17 +191,11 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
                     found.append(entry.name)
         return found
 
-    deadline = time.monotonic() + 30
-    while len(alive()) < 3:  # itself, a worker, the tracker of resources
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(alive()) >= 3)  # itself, a worker, the tracker of resources
     time.sleep(1.0)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 15
-    while alive():
-        assert time.monotonic() < deadline, "a worker outlived its parent"
-        time.sleep(0.05)
+    until(lambda: not alive())
 
 
 # --- estimates and verdicts -----------------------------------------------------------------------

@@ -524,23 +524,9 @@ def record_with(
     rtt_s: list[float | None], round_s: float, reason: list[str | None] | None = None
 ) -> RoundRecord:
     reason = reason or [None if time is not None else "timeout" for time in rtt_s]
-    count = len(rtt_s)
-    nothing: list[float | None] = [None] * count
-    arms = list(range(count))
-    return round_record(
-        round=1,
-        time_s=round_s,
-        round_s=round_s,
-        num_arms=count,
-        available=arms,
-        selected=arms,
-        names=[str(arm) for arm in arms],
-        rtt_s=rtt_s,
-        reason=reason,
-        compute_s=nothing,
-        link_s=nothing,
-        stepped=True,
-    )
+    arms = list(range(len(rtt_s)))
+    times = {"time_s": round_s, "round_s": round_s, "rtt_s": rtt_s, "reason": reason}
+    return round_record(1, arms, num_arms=len(arms), available=arms, **times)
 
 
 @pytest.mark.parametrize(
