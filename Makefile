@@ -3,20 +3,28 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: simulate test lint links check verify-images pictures soak bench clean
+.PHONY: simulate test test-all lint links check verify-images pictures soak bench clean
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m simulation
 
+# A worker for each core. `test` leaves out what is marked slow and makes a fifth of the examples of
+# property tests; `test-all` goes on with these.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist worksteal
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow" --hypothesis-profile quick
+
+test-all: test
+	$(PYTEST) -m "slow or property"
 
 lint: links $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=.links $(BIN)/mypy
-	MYPYPATH=.links:docker $(BIN)/mypy docker/verify docker/engine.py
+	MYPYPATH=.links:tests/containers $(BIN)/mypy tests/containers/verify tests/containers/engine.py
 	cd .links && $(CURDIR)/$(BIN)/lint-imports ../pyproject.toml
+	$(BIN)/python docs/draw_architecture.py --check
 
 # mypy and import-linter want a package's folders inside the folder of its name.
 links:
@@ -27,14 +35,15 @@ links:
 	done
 	ln -s ../../flower_scheduling/py.typed .links/flower_scheduling/
 
-check: lint test
+check: lint test-all
 
 # Builds the container images and runs a fleet from them, without Docker. Exit code 2: it cannot run
 # here, which is a failure in CI alone.
 verify-images: $(VENV)/.installed-dev
-	$(BIN)/python docker/verify || { [ $$? -eq 2 ] && [ "$$CI" != true ]; }
+	$(BIN)/python tests/containers/verify || { [ $$? -eq 2 ] && [ "$$CI" != true ]; }
 
-pictures: $(VENV)/.installed-dev
+pictures: links $(VENV)/.installed-dev
+	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python -m pytest tests/e2e/test_page_browser.py
 	cp artifacts/page-why.png artifacts/page-fleet.png docs/
 

@@ -1,13 +1,46 @@
-"""What several test files share."""
+"""What all tests share: the data set, sizes of property tests, one thread per process."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import hypothesis
 import pytest
 
-from flower_scheduling.client.learning.mnist import MnistData, load_mnist
+if TYPE_CHECKING:
+    from flower_scheduling.client.learning.mnist import MnistData
+
+# Before NumPy and torch are imported, and for the processes that tests start: as many tests as
+# cores run side by side, and threads cost more than they bring on models of this size.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+# Examples in percent of what a test asks for, see support/profiles.py. No deadline: how long an
+# example takes depends on what else the machine does.
+_COMMON = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("default", max_examples=100, **_COMMON)
+hypothesis.settings.register_profile("quick", max_examples=20, derandomize=True, **_COMMON)
+hypothesis.settings.register_profile("soak", max_examples=10_000, **_COMMON)
+hypothesis.settings.load_profile("default")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Make captured text printable: pytest-xdist cannot send a lone surrogate."""
+    report = yield
+    report.sections = [(title, _printable(text)) for title, text in report.sections]
+    return report
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @pytest.fixture(scope="session")
 def mnist() -> MnistData:
     """The real data set; fetched on a machine's first run."""
+    from flower_scheduling.client.learning.mnist import load_mnist
+
     return load_mnist()

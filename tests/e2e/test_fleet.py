@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import time
 import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,7 +16,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fleet_processes import ROOT, Fleet
+from fleet_processes import Fleet
+from paths import ROOT
+from waiting import PATIENCE_S, until
 
 from flower_scheduling.client.cli import main as client_main
 from flower_scheduling.client.wire.credentials import channel_credentials
@@ -38,38 +39,34 @@ def test_fleet_learns_measures_and_keeps_floors(fleet: Fleet) -> None:
     distances_m = [60, 120, 180, 480]
     port = fleet.server(
         "--strategy cs-ucb-q --beta 0.1 --num-selected 2 --min-clients 4 --rounds 50 --run-dir run "
-        "--fairness equal:0.2 --local-steps 10 --learning-rate 0.01 --eval-every 50 --tau-max-s 2"
+        "--fairness equal:0.2 --local-steps 10 --learning-rate 0.01 --eval-every 50 --tau-max-s 60"
     )
     for number, distance_m in enumerate(distances_m):
         fleet.client(port, number, 4, f"--link rayleigh --distance-m {distance_m} --compute 2000")
-    assert fleet.processes["server"].wait(timeout=150) == 0, fleet.log("server")
+    assert fleet.processes["server"].wait(PATIENCE_S) == 0, fleet.log("server")
 
     summary = json.loads((fleet.folder / "run" / "summary.json").read_text())
     assert summary["rounds"] == 50
     assert summary["accuracy"] > 0.65
     assert {arm["num_examples"] for arm in summary["arms"]} == {15000}
     assert all(arm["share"] >= 0.18 for arm in summary["arms"]), summary["arms"]
-    by_name = {arm["name"]: arm for arm in summary["arms"]}
-    assert sorted(by_name) == ["dev-0", "dev-1", "dev-2", "dev-3"]
-    # The farthest client is the slowest: its mean round trip is several times the nearest's.
-    assert by_name["dev-3"]["mean_rtt_s"] > 1.5 * by_name["dev-0"]["mean_rtt_s"]
-    # What the round trip holds beyond the client's own account is small: streams cost little.
-    rests = [
-        rtt - compute - link
-        for r in fleet.rounds()
-        for rtt, compute, link, done in zip(
-            r["rtt_s"], r["compute_s"], r["link_s"], r["completed"], strict=True
-        )
-        if done
-    ]
-    assert min(rests) > 0
-    assert mean(sorted(rests)[: len(rests) * 9 // 10]) < 0.05
+    names = [arm["name"] for arm in summary["arms"]]
+    assert sorted(names) == ["dev-0", "dev-1", "dev-2", "dev-3"]
+    links_s: dict[str, list[float]] = {name: [] for name in names}
+    for r in fleet.rounds():
+        for arm, rtt_s, compute_s, link_s in zip(
+            r["selected"], r["rtt_s"], r["compute_s"], r["link_s"], strict=True
+        ):
+            assert rtt_s > compute_s + link_s, "the server's time holds what the client waited"
+            links_s[names[arm]].append(link_s)
+    # The farthest client is the slowest: its link takes several times what the nearest's takes.
+    assert mean(links_s["dev-3"]) > 1.5 * mean(links_s["dev-0"])
 
 
 def test_killed_client_fails_its_round_and_a_late_joiner_is_a_new_arm(fleet: Fleet) -> None:
     port = fleet.server(
-        "--strategy random --num-selected 3 --min-clients 3 --rounds 1000 --run-dir run "
-        "--eval-every 1000 --tau-max-s 2"
+        "--strategy random --num-selected 3 --min-clients 3 --rounds 100000 --run-dir run "
+        "--eval-every 100000 --tau-max-s 5"
     )
     for number in range(3):
         fleet.client(port, number, 4, "--link rayleigh --distance-m 100 --compute 20")
@@ -78,33 +75,28 @@ def test_killed_client_fails_its_round_and_a_late_joiner_is_a_new_arm(fleet: Fle
     assert server_main(["health", "--address", f"127.0.0.1:{port}"]) == 0
     assert client_main(["health", "--server", "127.0.0.1:1", "--timeout-s", "2"]) == 1
     fleet.processes["dev-1"].kill()
-    known = len(fleet.rounds())
-    fleet.wait_for_rounds(known + 3)
+    arms = json.loads((fleet.folder / "run" / "arms.json").read_text())
+    (lost,) = (arm["index"] for arm in arms if arm["name"] == "dev-1")
+    until(lambda: sorted({0, 1, 2} - {lost}) == fleet.rounds()[-1]["available"])
     rounds = fleet.rounds()
-    (lost,) = {
-        arm for r in rounds for arm, ok in zip(r["selected"], r["completed"], strict=True) if not ok
-    }
-    assert rounds[-1]["num_available"] == 2
-    assert lost not in rounds[-1]["available"]
+    assert any(
+        arm == lost and not ok
+        for r in rounds
+        for arm, ok in zip(r["selected"], r["completed"], strict=True)
+    )
     assert all(r["stepped"] for r in rounds), "the run goes on with what is there"
     fleet.client(port, 3, 4)
-    deadline = time.monotonic() + 60
-    while 3 not in fleet.rounds()[-1]["available"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: 3 in fleet.rounds()[-1]["available"])
     server = fleet.processes["server"]
     server.send_signal(signal.SIGTERM)
-    assert server.wait(timeout=10) == 0
+    assert server.wait(PATIENCE_S) == 0
     assert "stopped" in fleet.log("server")
     assert (fleet.folder / "run" / "model.safetensors").exists()
     summary = json.loads((fleet.folder / "run" / "summary.json").read_text())
     assert summary["rounds"] == len(fleet.rounds())
-    deadline = time.monotonic() + 10
-    while "said goodbye" not in fleet.log("dev-0"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: "said goodbye" in fleet.log("dev-0"))
     fleet.processes["dev-0"].send_signal(signal.SIGTERM)
-    assert fleet.processes["dev-0"].wait(timeout=10) == 0
+    assert fleet.processes["dev-0"].wait(PATIENCE_S) == 0
 
 
 def test_status_metrics_and_a_client_that_opts_out(
@@ -112,7 +104,7 @@ def test_status_metrics_and_a_client_that_opts_out(
 ) -> None:
     port = fleet.server(
         "--strategy cs-ucb-q --num-selected 1 --min-clients 2 --rounds 100000 --run-dir run "
-        "--metrics 127.0.0.1:0 --eval-every 100000"
+        "--metrics 127.0.0.1:0 --eval-every 100000 --tau-max-s 60"
     )
     for number in range(2):
         fleet.client(port, number, 2, "--link rayleigh --distance-m 100")
@@ -124,10 +116,7 @@ def test_status_metrics_and_a_client_that_opts_out(
         return told
 
     def wait_for_opted_out(count: int) -> None:
-        deadline = time.monotonic() + 10
-        while status()["opted_out"] != count:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: status()["opted_out"] == count)
 
     told = status()
     assert told["connected"] == 2
@@ -135,7 +124,7 @@ def test_status_metrics_and_a_client_that_opts_out(
     arms = {arm["name"]: arm for arm in told["arms"]}
     assert sorted(arms) == ["dev-0", "dev-1"]
     assert sum(arm["selections"] for arm in arms.values()) == told["round"] >= 5
-    assert all(0 < arm["mean_rtt_s"] < 5 for arm in arms.values() if arm["completed"])
+    assert all(0 < arm["mean_rtt_s"] < 60 for arm in arms.values() if arm["completed"])
     assert all(arm["floor"] == 0.25 and arm["queue"] >= 0 for arm in arms.values())
 
     found = re.search(r"metrics at (http://127\.0\.0\.1:\d+/metrics)", fleet.log("server"))
@@ -157,14 +146,11 @@ def test_status_metrics_and_a_client_that_opts_out(
     fleet.processes["dev-1"].send_signal(signal.SIGUSR1)
     wait_for_opted_out(0)
     begin = len(fleet.rounds())
-    deadline = time.monotonic() + 30
-    while not any(r["selected"] == [arm] for r in fleet.rounds()[begin:]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: any(r["selected"] == [arm] for r in fleet.rounds()[begin:]))
     assert server_main(["status", "--address", f"127.0.0.1:{port}"]) == 0
     assert "2 connected" in capsys.readouterr().out
     fleet.processes["server"].send_signal(signal.SIGINT)
-    assert fleet.processes["server"].wait(timeout=10) == 0
+    assert fleet.processes["server"].wait(PATIENCE_S) == 0
     assert server_main(["status", "--address", f"127.0.0.1:{port}", "--timeout-s", "1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: no flower-server answers at 127.0.0.1:{port}")
@@ -185,7 +171,7 @@ def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fle
         "client.cli",
         f"--server 127.0.0.1:{port} --name dev-0 --app broken:app",
     )
-    assert fleet.processes["server"].wait(timeout=60) == 1
+    assert fleet.processes["server"].wait(PATIENCE_S) == 1
     log = fleet.log("server")
     assert "error: no round has changed the model" in log
     assert "no update from dev-0: client error: ValueError: no" in log
@@ -204,7 +190,7 @@ def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fle
 def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
     settings = (
         "--strategy cs-ucb-q --num-selected 2 --min-clients 3 --rounds 60 --eval-every 20 "
-        "--fairness equal:0.2 --aggregation fedadam --aggregation-option eta=0.01"
+        "--fairness equal:0.2 --aggregation fedadam --aggregation-option eta=0.01 --tau-max-s 60"
     )
     port = fleet.server(f"{settings} --run-dir run")
     for number in range(3):
@@ -221,7 +207,7 @@ def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
             "server.cli.main",
             f"--resume run --address 127.0.0.1:{port} --rounds {last + 12}",
         )
-    assert fleet.processes["server"].wait(timeout=60) == 0, fleet.log("server")
+    assert fleet.processes["server"].wait(PATIENCE_S) == 0, fleet.log("server")
 
     rounds = fleet.rounds()
     assert [r["round"] for r in rounds] == list(range(1, last + 13)), "none twice, none missing"
@@ -257,7 +243,7 @@ def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixtur
     stranger.issue_client("dev-1")
     port = fleet.server(
         "--tls certs --strategy random --num-selected 1 --min-clients 1 --rounds 5 --run-dir run "
-        "--eval-every 5"
+        "--eval-every 5 --tau-max-s 60"
     )
     # Health and status answer who has the server's files; a client's do for its own health.
     ask = f"--address 127.0.0.1:{port} --tls {fleet.folder / 'certs'}"
@@ -273,11 +259,11 @@ def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixtur
         ) as channel,
         pytest.raises(grpc.RpcError, match="only the server's certificate may ask"),
     ):
-        channel.unary_unary("/flower.scheduling.Fleet/Status")(b"", timeout=10)
+        channel.unary_unary("/flower.scheduling.Fleet/Status")(b"", timeout=PATIENCE_S)
     fleet.client(port, 1, 2, "--tls other")  # another authority's: refused in the handshake
     fleet.client(port, 2, 3)  # no certificate at all
     fleet.client(port, 0, 2, "--tls certs")
-    assert fleet.processes["server"].wait(timeout=90) == 0, fleet.log("server")
+    assert fleet.processes["server"].wait(PATIENCE_S) == 0, fleet.log("server")
     summary = json.loads((fleet.folder / "run" / "summary.json").read_text())
     assert [arm["name"] for arm in summary["arms"]] == ["dev-0"]
     assert summary["failures"] == 0
@@ -290,7 +276,7 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
     port = fleet.server("--app wind.server_app:app")
     for number in range(3):
         fleet.client(port, number, 3, "--app wind.client_app:app")
-    assert fleet.processes["server"].wait(timeout=90) == 0, fleet.log("server")
+    assert fleet.processes["server"].wait(PATIENCE_S) == 0, fleet.log("server")
     losses = [float(x) for x in re.findall(r"round \d+: loss ([0-9.]+)", fleet.log("server"))]
     assert len(losses) == 11  # before the first round, and after each of the ten
     assert losses[-1] < 0.2 * losses[0]

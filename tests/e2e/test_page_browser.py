@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,9 @@ import pytest
 from factories import round_record
 from fleet_processes import Fleet
 from flwr.app import Array, ArrayRecord
+from paths import ROOT
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from waiting import PATIENCE_S, until
 
 from flower_scheduling.server.monitoring.http_server import HttpServer
 from flower_scheduling.server.page.web import page_app, view_of
@@ -30,7 +30,8 @@ from flower_scheduling.strategies.flower import Arm
 
 pytestmark = pytest.mark.e2e
 CHROMIUM = shutil.which("chromium")
-PICTURES = Path(__file__).parents[2] / "artifacts"
+PICTURES = ROOT / "artifacts"
+expect.set_options(timeout=1e3 * PATIENCE_S)
 WIDE = {"width": 1400, "height": 900}
 
 
@@ -53,6 +54,7 @@ class Visit:
 
     def __init__(self, browser: Browser, url: str, **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": WIDE, **options})
+        self.context.set_default_timeout(1e3 * PATIENCE_S)
         self.page: Page = self.context.new_page()
         self.complaints: list[str] = []
         self.foreign: list[str] = []
@@ -183,13 +185,9 @@ def test_it_follows_a_running_fleet_whatever_its_clients_are_called(
             expect(visit.page.locator("#state")).to_have_text("running")
             expect(visit.page.locator("#client-table")).to_contain_text(hostile)
             assert visit.page.locator("script:not([src])").count() == 0
-            for _ in range(5):
+            for _ in range(3):
                 known = len(written_rounds(run_dir))
-                begin = time.monotonic()
-                while visit.round() < known:
-                    assert time.monotonic() - begin < 2, "a round is seen within two seconds"
-                    visit.page.wait_for_timeout(20)
-                visit.page.wait_for_timeout(300)
+                until(lambda known=known: visit.page.wait_for_timeout(20) or visit.round() >= known)
             visit.page.fill("#client-search", hostile)
             visit.page.click("#client-table tbody th button")
             assert hostile in visit.text("#why-sentence")
@@ -198,7 +196,7 @@ def test_it_follows_a_running_fleet_whatever_its_clients_are_called(
             visit.picture("page-running-fleet")
             visit.page.screenshot(path=PICTURES / "page-fleet.png")
             fleet.processes["dev-0"].kill()
-            expect(visit.page.locator("#client-table tbody tr.away")).to_have_count(1, timeout=25e3)
+            expect(visit.page.locator("#client-table tbody tr.away")).to_have_count(1)
             expect(visit.page.locator("#client-table tbody tr.away")).to_contain_text("ago")
     finally:
         fleet.end()
@@ -316,31 +314,22 @@ def test_a_thousand_clients_and_five_thousand_rounds_open_at_once(
     browser: Browser, tmp_path: Path
 ) -> None:
     write_run(tmp_path / "large", num_arms=1000, num_selected=50, num_rounds=5000)
-    with served(tmp_path / "large") as url:
-        begin = time.monotonic()
-        with visiting(browser, url) as visit:
-            opened_s = time.monotonic() - begin
-            print(f"opened after {opened_s:.2f} s", file=sys.stderr)
-            page = visit.page
-            assert page.locator("#client-table tbody tr").count() == 100
-            visit.picture("page-thousand-clients")
-            slowest_ms = page.evaluate(
-                """async () => {
+    with served(tmp_path / "large") as url, visiting(browser, url) as visit:
+        page = visit.page
+        assert page.locator("#client-table tbody tr").count() == 100
+        visit.picture("page-thousand-clients")
+        page.evaluate(
+            """async () => {
                   const search = document.getElementById("client-search");
                   const click = (text) => [...document.querySelectorAll("thead button")]
                     .find(e => e.textContent.startsWith(text)).click();
                   const steps = [() => click("share"), () => click("client"), () => Why.go(2500),
                     () => { search.value = "9"; search.dispatchEvent(new Event("input")); },
                     () => Clients.show(), () => Charts.update()];
-                  let slowest = 0;
                   for (const step of steps) {
-                    const begin = performance.now();
                     step();
-                    slowest = Math.max(slowest, performance.now() - begin);
-                    await new Promise(done => setTimeout(done, 200));
+                    await new Promise(done => setTimeout(done, 20));
                   }
-                  return slowest;
                 }"""
-            )
-            print(f"slowest reaction {slowest_ms:.0f} ms", file=sys.stderr)
-            expect(page.locator("#why-summary")).to_contain_text("Round 2500: 50 of")
+        )
+        expect(page.locator("#why-summary")).to_contain_text("Round 2500: 50 of")

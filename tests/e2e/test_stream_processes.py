@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from flwr.app import Message, MessageType, RecordDict
+from paths import ROOT
+from waiting import PATIENCE_S, until
 
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import LOST, StreamGrid
@@ -19,10 +22,7 @@ from flower_scheduling.strategies.flower import TIMEOUT, Exchange
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[2]
-START_S = 60.0  # imports take seconds, on a busy machine many
-PATIENCE_S = 10.0
-LONG_S = 60.0
+LONG_S = 300.0  # a deadline that nobody is meant to meet
 
 CLIENT = """
 import sys, time
@@ -42,15 +42,17 @@ if shift_s:
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from client.stream import StreamClient
+from flower_scheduling.client.stream import StreamClient
 
 app = ClientApp()
 
 @app.train()
 def train(message, context):
     print("begun", flush=True)
+    begin_s = time.monotonic()
     time.sleep(delay_s)
-    content = RecordDict({"clock": ConfigRecord({"wall-s": time.time()})})
+    taken = {"wall-s": time.time(), "work-s": time.monotonic() - begin_s}
+    content = RecordDict({"clock": ConfigRecord(taken)})
     return Message(content, reply_to=message)
 
 StreamClient(f"127.0.0.1:{port}", name, app, max_backoff_s=0.2).run()
@@ -59,8 +61,10 @@ StreamClient(f"127.0.0.1:{port}", name, app, max_backoff_s=0.2).run()
 
 class Processes:
     def __init__(self, folder: Path) -> None:
-        # Short, to see quickly what a fleet sees in seconds.
-        self.grid = StreamGrid("127.0.0.1:0", keepalive_s=0.5, lost_after_s=1.0)
+        self.clock = time.monotonic
+        self.grid = StreamGrid(
+            "127.0.0.1:0", keepalive_s=2.0, lost_after_s=1.0, clock=lambda: self.clock()
+        )
         self.grid.start()
         self._folder = folder
         self._children: list[subprocess.Popen[str]] = []
@@ -80,11 +84,11 @@ class Processes:
 
     def wait_for(self, *names: str) -> None:
         wanted = {node_id_of(name) for name in names}
-        until(lambda: wanted <= set(self.grid.get_node_ids()), START_S)
+        until(lambda: wanted <= set(self.grid.get_node_ids()))
 
     def exchange(self, *names: str, timeout_s: float = LONG_S) -> list[Exchange]:
         messages = [
-            Message(RecordDict(), node_id_of(name), MessageType.TRAIN, ttl=60.0) for name in names
+            Message(RecordDict(), node_id_of(name), MessageType.TRAIN, ttl=LONG_S) for name in names
         ]
         return self.grid.exchange(messages, timeout_s)
 
@@ -94,13 +98,6 @@ class Processes:
             child.kill()
             child.communicate()
         self.grid.stop()
-
-
-def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def line_of(child: subprocess.Popen[str]) -> str:
@@ -122,28 +119,26 @@ def test_measures_sleeping_clients_whatever_their_clocks_say(processes: Processe
     processes.start("ahead", delays_s["ahead"], shift_s=5 * hours)
     processes.start("behind", delays_s["behind"], shift_s=-30 * hours)
     processes.wait_for(*delays_s)
-    excess_s: dict[str, list[float]] = {name: [] for name in delays_s}
     for _ in range(9):
-        for name, exchange in zip(delays_s, processes.exchange(*delays_s), strict=True):
+        begin_s = time.monotonic()
+        exchanges = processes.exchange(*delays_s)
+        most_s = time.monotonic() - begin_s
+        for name, exchange in zip(delays_s, exchanges, strict=True):
             assert exchange.reply is not None
             assert exchange.rtt_s is not None
-            excess_s[name].append(exchange.rtt_s - delays_s[name])
-    wall_s = float(exchange.reply.content["clock"]["wall-s"])  # type: ignore[arg-type, call-overload, index]
-    assert wall_s - time.time() == pytest.approx(-30 * hours, abs=60)
-    for name, values in excess_s.items():
-        assert min(values) > 0, name
-        assert sorted(values)[2] < 0.005, (name, values)  # a busy machine delays some
+            told = exchange.reply.content["clock"]
+            assert delays_s[name] <= told["work-s"] < exchange.rtt_s < most_s, name  # type: ignore[index, operator, call-overload]
+    wall_s = float(told["wall-s"])  # type: ignore[arg-type, call-overload, index]
+    assert wall_s - time.time() == pytest.approx(-30 * hours, abs=hours)
 
 
 def test_a_client_killed_in_mid_round_fails_alone(processes: Processes) -> None:
-    dies = processes.start("dies", delay_s=30.0)
+    dies = processes.start("dies", delay_s=LONG_S)
     processes.start("lives")
     processes.wait_for("dies", "lives")
     processes.exchange("lives")
-    begin = time.monotonic()
-
     messages = [
-        Message(RecordDict(), node_id_of(name), MessageType.TRAIN, ttl=60.0)
+        Message(RecordDict(), node_id_of(name), MessageType.TRAIN, ttl=LONG_S)
         for name in ("dies", "lives")
     ]
     ids = list(processes.grid.push_messages(messages))
@@ -151,7 +146,6 @@ def test_a_client_killed_in_mid_round_fails_alone(processes: Processes) -> None:
     dies.send_signal(signal.SIGKILL)
     replies: list[Message] = []
     until(lambda: replies.extend(processes.grid.pull_messages(ids)) or len(replies) == 2)
-    assert time.monotonic() - begin < PATIENCE_S  # a second without a stream, not 30
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     assert by_id[ids[0]].error.reason == LOST
     assert by_id[ids[1]].has_content()
@@ -170,9 +164,17 @@ def test_a_client_that_hangs_costs_the_deadline_and_comes_back(processes: Proces
     assert processes.exchange("hangs")[0].reply is not None
     assert line_of(hangs) == "begun"
     hangs.send_signal(signal.SIGSTOP)
-    begin = time.monotonic()
-    stopped, lives = processes.exchange("hangs", "lives", timeout_s=0.4)
-    assert 0.4 <= time.monotonic() - begin < 1.0
+    now_s = [time.monotonic()]
+    processes.clock = lambda: now_s[0]
+    both: list[Exchange] = []
+    ask = threading.Thread(
+        target=lambda: both.extend(processes.exchange("hangs", "lives", timeout_s=0.4))
+    )
+    ask.start()
+    until(lambda: processes.grid.busy() == {node_id_of("hangs")})
+    now_s[0] += 0.4
+    ask.join(PATIENCE_S)
+    stopped, lives = both
     assert stopped.failure == TIMEOUT
     assert lives.reply is not None
     assert processes.grid.busy() == {node_id_of("hangs")}
@@ -189,10 +191,8 @@ def test_a_client_that_is_interrupted_says_goodbye(processes: Processes) -> None
     child = processes.start("a")
     processes.wait_for("a")
     child.send_signal(signal.SIGINT)
-    begin = time.monotonic()
     until(lambda: list(processes.grid.get_node_ids()) == [])
     assert child.wait(PATIENCE_S) != 0  # KeyboardInterrupt, as the library says
-    assert time.monotonic() - begin < PATIENCE_S
     assert processes.exchange("a", timeout_s=0.1)[0].reply is None
 
 

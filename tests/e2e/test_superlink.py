@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from paths import ROOT
+from waiting import PATIENCE_S, until
 
 from flower_scheduling.client.learning.mnist import MnistData
 from flower_scheduling.client.link.emulation import EmulatedDevice
@@ -26,7 +27,6 @@ from flower_scheduling.server.runtimes.superlink import SuperLink, supernode_com
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
-ROOT = Path(__file__).parents[2]
 NUM_NODES = 3
 EMULATION = {"link": "rayleigh", "distance-m": 480, "compute": "0.5"}
 """What ``--node-config`` says of the first node: a link, and half an example a second."""
@@ -141,7 +141,7 @@ def test_our_app_runs_under_plain_flwr_run(
         rounds=2,
         num_selected=2,
         min_clients=NUM_NODES,
-        tau_max_s=60,  # a whole number where a float is due: Flower lets it through
+        tau_max_s=600,  # a whole number where a float is due: Flower lets it through
         eval_every=2,
         run_dir=str(run_dir),
     )
@@ -156,7 +156,7 @@ def test_our_app_runs_under_plain_flwr_run(
     assert (run_dir / "model.safetensors").exists()
     # The floor is measured and said; it is seconds, of which our deadline is a multiple.
     (floor,) = re.findall(r"a client that does nothing takes (\d+\.\d) s \(median of 3", log)
-    assert 0.3 < float(floor) < 30
+    assert float(floor) > 0.3
     # The first node stands for a device with a link and a processor of its own, drawn by its name
     # and the round, as with our own client.
     device = EmulatedDevice.from_node_config({"name": "node-0", **EMULATION})
@@ -173,7 +173,7 @@ def test_our_app_runs_under_plain_flwr_run(
         expected_s = device.link_s(rng, 1.0) + device.link_s(rng.spawn(1)[0], 1.0)
         assert link_s == pytest.approx(expected_s)
         # Two examples in the minibatch; a fresh process on a busy machine may take longer still.
-        assert 3.99 < compute_s < 30
+        assert compute_s > 3.99
         assert rtt_s > link_s + compute_s
     others = [
         link_s
@@ -245,11 +245,11 @@ def test_runtime_over_tls_leaves_results_and_no_process(tmp_path: Path) -> None:
         run_dir="run",
         rounds=1,
         num_selected=1,
-        tau_max_s=60.0,
+        tau_max_s=600.0,
     )
     try:
         nodes.start(f"127.0.0.1:{port}", 0, 1, tmp_path / "certs" / "ca.pem")  # it waits
-        code = server.wait(timeout=150)
+        code = server.wait(3 * PATIENCE_S)
     finally:
         server.kill()
         server.wait()
@@ -270,7 +270,7 @@ def test_runtime_that_is_stopped_writes_what_it_has_and_stops_all(tmp_path: Path
     work.mkdir()
     with waiting_runtime(work, log, port) as server:
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == 1, log.read_text()
+        assert server.wait(PATIENCE_S) == 1, log.read_text()
     assert log.read_text().strip().endswith("stopped")
     assert json.loads((work / "run" / "summary.json").read_text())["rounds"] == 0
     assert (work / "run" / "superlink" / "superlink.log").exists()
@@ -281,10 +281,7 @@ def test_runtime_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     port = free_port()
     with waiting_runtime(tmp_path, tmp_path / "server.log", port):
         pass  # it ends with SIGKILL
-    deadline = time.monotonic() + 60
-    while processes_of(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not processes_of(tmp_path))
     assert_nothing_left(port, tmp_path)
 
 
@@ -293,11 +290,12 @@ def waiting_runtime(folder: Path, log: Path, port: int) -> Iterator[subprocess.P
     """Run the runtime until its ServerApp waits for clients; kill it at the end of the block."""
     server = start_runtime(folder, log, address=f"127.0.0.1:{port}", run_dir="run")
     try:
-        deadline = time.monotonic() + 90
-        while "waiting for clients" not in log.read_text():
+
+        def waits() -> bool:
             assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+            return "waiting for clients" in log.read_text()
+
+        until(waits)
         yield server
     finally:
         server.kill()

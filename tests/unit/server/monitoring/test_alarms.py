@@ -1,0 +1,142 @@
+"""What somebody should look at, and when it is over."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from factories import round_record
+from flwr.app import ArrayRecord
+
+from flower_scheduling.server.monitoring.alarms import KINDS, AlarmLog, Alarms
+from flower_scheduling.strategies.flower import RoundRecord
+
+NAMES = ["a", "b", "c"]
+
+
+def failed(number: int, arm: int, reason: str) -> RoundRecord:
+    return round_record(number, [arm], rtt_s=[None], reason=[reason])
+
+
+def kinds(alarms: Alarms, floors: list[float] | None = None, saved: int = 0) -> list[str]:
+    return [alarm.kind for alarm in alarms.active(NAMES, floors, saved)]
+
+
+def test_a_missed_floor_is_told_after_a_window_and_forgotten_when_it_is_met_again() -> None:
+    alarms = Alarms(tau_max_s=5.0)
+    for number in range(1, 200):
+        alarms.observe(round_record(number, [0]))
+    assert kinds(alarms, [0.5, 0.1, 0.0]) == [], "too few rounds to judge"
+    alarms.observe(round_record(200, [0]))
+    (alarm,) = alarms.active(NAMES, [0.5, 0.1, 0.0], 0)
+    assert (alarm.kind, alarm.arm) == ("floor-missed", 1)
+    assert alarm.text == "b had 0.000 of the last 200 rounds, its floor is 0.100"
+    for number in range(201, 217):
+        alarms.observe(round_record(number, [1]))
+    assert kinds(alarms, [0.5, 0.1, 0.0]) == [], "16 of 200 is four fifths of the floor"
+
+
+def test_rounds_in_which_a_client_was_gone_are_not_held_against_anybody() -> None:
+    alarms = Alarms(tau_max_s=5.0)
+    for number in range(1, 250):
+        alarms.observe(round_record(number, [0], absent=[1, 2]))
+    assert kinds(alarms, [0.5, 0.4, 0.1]) == []
+
+
+def test_a_client_that_fails_five_times_in_a_row_is_named_with_the_reason() -> None:
+    alarms = Alarms(tau_max_s=5.0)
+    for number in range(1, 5):
+        alarms.observe(failed(number, 2, "error: out of memory"))
+    assert kinds(alarms) == []
+    alarms.observe(failed(5, 2, "error: out of memory"))
+    (alarm,) = alarms.active(NAMES, None, 0)
+    assert (alarm.kind, alarm.arm) == ("always-fails", 2)
+    assert alarm.text == "c has failed 5 times in a row: error"
+    alarms.observe(round_record(6, [2]))
+    assert kinds(alarms) == []
+
+
+def test_a_deadline_is_too_tight_when_one_in_ten_misses_it() -> None:
+    alarms = Alarms(tau_max_s=5.0)
+    for number in range(1, 51):
+        slow = number % 9 == 0
+        alarms.observe(failed(number, number % 3, "timeout") if slow else round_record(number, [0]))
+    assert kinds(alarms) == [], "5 of 50"
+    alarms.observe(failed(51, 1, "timeout"))
+    assert kinds(alarms) == ["deadline-tight"]
+
+
+@pytest.mark.parametrize(("tau_max_s", "expected"), [(10.0, []), (10.1, ["deadline-loose"])])
+def test_a_deadline_is_far_too_loose_at_ten_times_the_slowest(
+    tau_max_s: float, expected: list[str]
+) -> None:
+    alarms = Alarms(tau_max_s=tau_max_s)
+    for number in range(1, 60):
+        alarms.observe(round_record(number, [0]))
+    assert kinds(alarms) == expected
+
+
+def test_alarms_on_the_deadline_do_not_flap() -> None:
+    alarms = Alarms(tau_max_s=10.5)
+    for number in range(1, 260):  # the slowest of the window is now 1 s, now 1.1 s
+        slow = number > 60 and number % 220 == 0
+        alarms.observe(round_record(number, [0], rtt_s=[1.1 if slow else 1.0]))
+        if number >= 50:
+            assert kinds(alarms) == ["deadline-loose"], number
+    alarms.observe(round_record(260, [0], rtt_s=[2.2]))
+    assert kinds(alarms) == []
+
+
+def test_learning_that_stops_or_diverges_is_told() -> None:
+    alarms = Alarms(tau_max_s=5.0)
+    for number in range(1, 11):
+        alarms.observe(round_record(number, [0], stepped=False, no_step="quorum"))
+    (alarm,) = alarms.active(NAMES, None, 0)
+    assert alarm.kind == "no-step"
+    assert alarm.text == "the model has not changed for 10 rounds: quorum"
+    alarms.observe(round_record(11, [0], accuracy=0.5, loss=1.0))
+    for number in range(12, 31):
+        alarms.observe(round_record(number, [0], accuracy=0.5, loss=1.0))
+    assert kinds(alarms) == []
+    alarms.observe(round_record(31, [0], accuracy=0.4, loss=1.0))
+    assert kinds(alarms) == ["not-learning"]
+    alarms.observe(round_record(32, [0], accuracy=0.1, loss=None))
+    assert kinds(alarms) == ["diverged"]
+    alarms.observe(round_record(33, [0], accuracy=0.503, loss=1.0))
+    assert kinds(alarms) == []
+
+
+def test_a_checkpoint_is_stale_when_two_are_missing() -> None:
+    alarms = Alarms(tau_max_s=5.0, checkpoint_every=10)
+    for number in range(1, 31):
+        alarms.observe(round_record(number, [0]))
+    assert kinds(alarms, saved=10) == []
+    assert kinds(alarms, saved=9) == ["checkpoint-stale"]
+
+
+def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCaptureFixture) -> None:
+    strategy: Any = SimpleNamespace(
+        arms=SimpleNamespace(arms=[SimpleNamespace(name=name) for name in NAMES]),
+        floors=None,
+        add_hook=lambda hook: None,
+    )
+    log = AlarmLog()
+    log.watch(strategy, tau_max_s=5.0, checkpoint_every=0, saved_round=lambda: 0)
+    model, number = ArrayRecord(), 0
+    with caplog.at_level(logging.INFO):
+        for _ in range(30):
+            for _ in range(5):
+                number += 1
+                log(failed(number, 1, "error: x"), model)
+            assert [alarm.kind for alarm in log.active] == ["always-fails"]
+            number += 1
+            log(round_record(number, [1]), model)
+            assert log.active == ()
+    lines = [line.getMessage() for line in caplog.records]
+    assert lines[0] == "alarm always-fails: b has failed 5 times in a row: error"
+    assert lines[1] == "alarm always-fails is over for b"
+    assert len(lines) == 40, "twenty begin and end"
+    assert lines[38].endswith("; more are not logged for an hour")
+    assert "always-fails" in KINDS

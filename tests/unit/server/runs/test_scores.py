@@ -1,0 +1,121 @@
+"""Why clients were selected, as it is written and read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from factories import round_record, small_model
+
+from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
+from flower_scheduling.server.runs.scores import FILE, ScoreLog, end_of, read_scores
+from flower_scheduling.strategies import Explanation
+from flower_scheduling.strategies.flower import RoundRecord
+
+MODEL = small_model()
+
+
+def explained(number: int, num_arms: int = 3, **changes: Any) -> RoundRecord:
+    value = np.arange(num_arms, dtype=np.float64) + number
+    explanation = Explanation(
+        "largest", "", {"mean": value, "bonus": np.full(num_arms, np.inf)}, tie_break=-value
+    )
+    values = {"num_arms": num_arms, "available": [0, 2], "explanation": explanation}
+    return round_record(number, [2], **{**values, "queue": value / 2, **changes})
+
+
+def write(path: Path, *records: RoundRecord) -> list[dict[str, Any]]:
+    directory = RunDirectory(path, {})
+    for record in records:
+        directory.write_round(record, MODEL)
+    directory.close()
+    return written_rounds(path)
+
+
+def test_scores_come_back_as_they_were(tmp_path: Path) -> None:
+    lines = write(tmp_path / "run", explained(1), explained(2, num_arms=4))
+    for number, num_arms, line in zip((1, 2), (3, 4), lines, strict=True):
+        scores = read_scores(tmp_path / "run", line)
+        assert scores is not None
+        assert (scores.rule, scores.unit) == ("largest", "")
+        assert scores.available.tolist() == [True, False, True, False][:num_arms]
+        assert list(scores.parts) == ["mean", "bonus"]
+        np.testing.assert_array_equal(scores.parts["mean"], np.arange(num_arms) + number)
+        assert np.isinf(scores.parts["bonus"]).all()
+        assert scores.tie_break is not None
+        assert scores.owed is not None
+        np.testing.assert_array_equal(scores.tie_break, -np.arange(num_arms) - number)
+        np.testing.assert_array_equal(scores.owed, (np.arange(num_arms) + number) / 2)
+
+
+def test_rounds_without_an_explanation_have_no_scores(tmp_path: Path) -> None:
+    huge = Explanation("drawn", "", {"chance": np.ones(10_001)})
+    lines = write(
+        tmp_path / "run",
+        explained(1, explanation=None, queue=None),
+        explained(2, num_arms=10_001, explanation=huge, queue=None),
+        explained(3),
+    )
+    assert [line["scores"] is None for line in lines] == [True, True, False]
+    assert read_scores(tmp_path / "run", lines[0]) is None
+    assert read_scores(tmp_path / "run", lines[2]) is not None
+
+
+def test_a_resumed_run_goes_on_where_its_last_round_ends(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    write(path, explained(1), explained(2), explained(3))
+    directory = RunDirectory.reopen(path, {}, 2)
+    directory.write_round(explained(3, num_arms=5), MODEL)
+    directory.close()
+    lines = written_rounds(path)
+    sizes = [len(read_scores(path, line).available) for line in lines]  # type: ignore[union-attr]
+    assert sizes == [3, 3, 5]
+    assert (path / FILE).stat().st_size == end_of(lines[-1])
+
+
+def test_scores_that_a_crash_has_lost_are_not_made_up(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    lines = write(path, explained(1), explained(2))
+    (path / FILE).write_bytes((path / FILE).read_bytes()[: end_of(lines[0]) + 5])
+    assert read_scores(path, lines[1]) is None
+    directory = RunDirectory.reopen(path, {}, 2)
+    directory.write_round(explained(3), MODEL)
+    directory.close()
+    found = [read_scores(path, line) for line in written_rounds(path)]
+    assert [scores is None for scores in found] == [False, True, False]
+    assert found[2] is not None
+    assert found[2].parts["mean"].tolist() == [3, 4, 5]
+    (path / FILE).unlink()
+    assert read_scores(path, lines[0]) is None
+
+
+def test_a_full_disk_costs_scores_and_leaves_the_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = ScoreLog(tmp_path)
+    log.append(explained(1))
+    size = log.path.stat().st_size
+
+    class Full:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, data: bytes) -> int:
+            if len(data) < 40:
+                raise OSError(28, "No space left on device")
+            return int(self.file.write(data[:30]))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    monkeypatch.setattr(log, "_file", Full(log._file))
+    with pytest.raises(OSError, match=r"No space left on device.*scores\.bin"):
+        log.append(explained(2))
+    monkeypatch.undo()
+    assert log.path.stat().st_size == size
+    found = log.append(explained(3))
+    assert found is not None
+    assert found["at"] == size
+    log.close()

@@ -1,0 +1,335 @@
+"""The adaptive policies: their index by hand, change, trials that must pay off, floors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+
+from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
+from flower_scheduling.strategies.policies.cs_ucb_adaptive import CsUcbAdaptive
+from flower_scheduling.strategies.policies.cs_ucb_q_adaptive import CsUcbQAdaptive
+from flower_scheduling.strategies.selection import cheapest_set
+
+TAU_MAX_S = 5.0
+
+
+def build(
+    name: str = "cs-ucb-adaptive", *, num_arms: int = 3, num_selected: int = 1, **more: object
+):
+    policy = build_policy(
+        name,
+        num_arms=num_arms,
+        num_selected=num_selected,
+        tau_max_s=more.pop("tau_max_s", TAU_MAX_S),
+        rng=np.random.default_rng(0),
+        **more,
+    )
+    assert isinstance(policy, CsUcbAdaptive)
+    return policy
+
+
+def play(policy, round, times_s, available=None, only=None):
+    """Play a round in which arm k would take ``times_s[k]``; ``inf`` fails. Return who played."""
+    times_s = np.asarray(times_s, dtype=np.float64)
+    if only is not None:
+        available = np.isin(np.arange(policy.num_arms), only)
+    if available is None:
+        available = np.ones(policy.num_arms, dtype=np.bool_)
+    selection = policy.ask(RoundContext(round, available))
+    policy.tell(selection, RoundOutcome(times_s, np.isfinite(times_s)))
+    return np.flatnonzero(selection.mask).tolist()
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+def test_cost_by_hand() -> None:
+    policy = build(num_arms=2, num_selected=2)
+    for round, times_s in enumerate(([1.0, 2.0], [1.5, np.inf], [1.0, 2.5]), start=1):
+        play(policy, round, times_s)
+    assert policy.success_count.tolist() == [3, 2]
+    assert policy.failure_count.tolist() == [0, 1]
+    # No time reaches its cap: the means are plain.
+    assert policy.mean_time_s == pytest.approx([3.5 / 3, 2.25])
+    # Deviations from the running mean, relative: of arm 0 in rounds 2 and 3, of arm 1 in round 3.
+    squares = [
+        0.5 * 0.25 / 1.25**2,
+        (1.0 - 1.25) * (1.0 - 3.5 / 3) / (3.5 / 3) ** 2,
+        0.5 * 0.25 / 2.25**2,
+    ]
+    spread = math.sqrt(sum(squares) / 3)
+    root = math.sqrt(math.log(4))
+    shared = (1 + 0.5) / (6 + 1)
+    expected = []
+    for mean_s, successes, failures in ((3.5 / 3, 3, 0), (2.25, 2, 1)):
+        chance = (failures + shared) / (successes + failures + 1)
+        tries = successes + failures
+        chance = max(chance - 0.1 * root * math.sqrt(chance * (1 - chance) / tries), 0.0)
+        fast_s = mean_s * max(1 - 0.3 * spread * root / math.sqrt(successes), 0.0)
+        expected.append((1 - chance) * fast_s + chance * TAU_MAX_S)
+    assert policy.cost_s(4) == pytest.approx(expected, rel=1e-12)
+
+
+def test_cost_in_parts_by_hand() -> None:
+    policy = build(num_arms=3, num_selected=2)
+    play(policy, 1, [1.0, np.inf, 9.0], only=[0, 1])
+    play(policy, 2, [1.0, 1.5, 9.0], only=[0, 1])
+    selection = policy.ask(RoundContext(3, np.ones(3, dtype=np.bool_)))
+    explanation = policy.explain(selection)
+    assert (explanation.rule, explanation.unit) == ("smallest", "s")
+    assert list(explanation.parts) == ["mean", "failures", "bonus"]
+    # All times of an arm were equal, so that nothing is gained from their spread. One of four
+    # tries failed: (1 + 1/2) / (4 + 1) is everybody's share.
+    chance = np.array([0.0 + 0.3, 1.0 + 0.3]) / 3
+    hope = 0.1 * np.sqrt(math.log(3) * chance * (1 - chance) / 2)
+    left_s = TAU_MAX_S - np.array([1.0, 1.5])
+    assert explanation.parts["mean"] == pytest.approx([1.0, 1.5, 0.0])
+    assert explanation.parts["failures"] == pytest.approx([*(chance * left_s), 0.0])
+    assert explanation.parts["bonus"] == pytest.approx([*(-hope * left_s), -math.inf])
+    assert selection.mask.tolist() == [True, False, True]
+
+
+def test_arms_not_worth_trying_are_explained_to_come_last() -> None:
+    policy = build(num_arms=8, num_selected=2)
+    times_s = np.where(np.arange(8) < 4, 0.1, 0.15)
+    for round in range(1, 4):  # four equally fast arms are found, and slower ones cost time
+        play(policy, round, times_s, only=[2 * round - 2, 2 * round - 1])
+    selection = policy.ask(RoundContext(4, np.arange(8) != 0))
+    assert not selection.mask[6:].any()
+    explanation = policy.explain(selection)
+    assert explanation.parts["mean"] == pytest.approx([0.1] * 4 + [0.15] * 2 + [0.0] * 2)
+    assert (explanation.parts["bonus"][6:] == np.inf).all()
+    assert np.isfinite(explanation.score[:6]).all()
+
+
+def test_one_deep_fade_does_not_condemn_an_arm() -> None:
+    policy = build(num_arms=2, num_selected=2, tau_max_s=60.0)
+    for round in range(1, 27):
+        play(policy, round, [0.1, 0.2])
+    play(policy, 27, [20.0, 0.2])
+    # 1.5 sqrt(27) times its typical time, of which there are 27 and that of all arms.
+    typical_s = math.exp((26 * math.log(0.1) + policy_mean_log(26, [0.1, 0.2], 20.0)) / 27)
+    capped_s = 1.5 * math.sqrt(27) * typical_s
+    assert policy.mean_time_s[0] == pytest.approx((26 * 0.1 + capped_s) / 27)
+    assert policy.mean_time_s[0] < 0.15
+    assert policy.cost_s(28).argmin() == 0
+
+
+def policy_mean_log(before: int, times_s: list[float], last_s: float) -> float:
+    """Mean logarithm of all times so far, the last round's included."""
+    logs = before * sum(map(math.log, times_s)) + math.log(last_s) + math.log(times_s[1])
+    return logs / (2 * before + 2)
+
+
+def test_a_failure_is_counted_apart() -> None:
+    policy = build(num_arms=3, num_selected=2, tau_max_s=60.0)
+    for round in range(1, 21):
+        play(policy, round, [0.3, 0.3, 0.3])
+    before_s = policy.mean_time_s.copy()
+    flaky = play(policy, 21, [np.inf, np.inf, 0.3], only=[0])
+    assert flaky == [0]
+    assert policy.mean_time_s == pytest.approx(before_s)
+    for round in range(22, 60):
+        assert 0 not in play(policy, round, [0.3, 0.3, 0.3])
+
+
+# --- trying ---------------------------------------------------------------------------------------
+
+
+def test_everybody_is_tried_once_where_few_rounds_cost_little() -> None:
+    policy = build(num_arms=20, num_selected=5)
+    times_s = np.linspace(0.1, 1.0, 20)
+    seen = list(itertools.chain(*(play(policy, round, times_s) for round in range(1, 5))))
+    assert sorted(seen) == list(range(20))
+    assert play(policy, 5, times_s) == [0, 1, 2, 3, 4]
+
+
+def test_trying_stops_where_it_does_not_pay_off() -> None:
+    rng = np.random.default_rng(1)
+    policy = build(num_arms=1000, num_selected=5)
+    times_s = np.where(rng.random(1000) < 0.1, 0.1, 1.0)
+    for round in range(1, 400):
+        play(policy, round, times_s * rng.lognormal(0, 0.01, 1000))
+    assert 20 < np.count_nonzero(policy.play_count) < 200, "there are enough fast ones"
+
+
+def test_arms_that_are_not_worth_trying_are_taken_where_nobody_else_is() -> None:
+    policy = build(num_arms=30, num_selected=2)
+    for round in range(1, 4):
+        play(policy, round, np.ones(30))
+    assert play(policy, 4, np.ones(30), only=[28, 29]) == [28, 29]
+
+
+@pytest.mark.parametrize("name", ["cs-ucb-adaptive", "cs-ucb-q-adaptive"])
+@pytest.mark.parametrize(("num_arms", "num_selected"), [(20, 1), (20, 2), (300, 1)])
+def test_the_fastest_is_found_where_few_are_selected(name, num_arms, num_selected) -> None:
+    rng = np.random.default_rng(5)
+    policy = build(name, num_arms=num_arms, num_selected=num_selected)
+    times_s = rng.permutation(np.geomspace(0.05, 2.0, num_arms))
+    for round in range(1, 1001):
+        play(policy, round, times_s * rng.lognormal(0, 0.2, num_arms))
+    chosen = np.concatenate([play(policy, r, times_s) for r in range(1001, 1011)])
+    assert times_s[chosen].max() < np.sort(times_s)[num_selected - 1] * 1.3
+
+
+@pytest.mark.parametrize("name", ["cs-ucb-adaptive", "cs-ucb-q-adaptive"])
+@pytest.mark.parametrize("failed_s", [np.inf, TAU_MAX_S])
+def test_the_living_are_found_among_the_dead(name, failed_s) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        policy = build(name, num_arms=21, num_selected=5)
+        policy._rng = rng
+        times_s = np.full(21, failed_s)
+        times_s[rng.choice(21, 5, replace=False)] = 0.1
+        for round in range(1, 101):
+            play(policy, round, times_s)
+        assert set(play(policy, 101, times_s)) == set(np.flatnonzero(times_s < 1))
+        policy = build(name, num_arms=6, num_selected=3)
+        for round in range(1, 20):
+            play(policy, round, np.full(6, failed_s))
+        policy.add_arms(3)
+        for round in range(20, 120):
+            play(policy, round, [*np.full(6, failed_s), 0.1, 0.1, 0.1])
+        assert policy.play_count[6:].min() > 50, "newcomers are tried"
+
+
+# --- change ---------------------------------------------------------------------------------------
+
+
+def test_a_change_is_noticed_within_a_few_rounds_and_everybody_is_tried_again() -> None:
+    rng = np.random.default_rng(2)
+    policy = build(num_arms=10, num_selected=2)
+    times_s = np.linspace(0.2, 1.1, 10)
+    for round in range(1, 1201):
+        play(policy, round, times_s * rng.lognormal(0, 0.2, 10))
+    assert policy.play_count[:2].sum() > 2000
+    for round in range(1201, 1261):
+        play(policy, round, times_s[::-1] * rng.lognormal(0, 0.2, 10))
+    assert policy.num_retrials >= 1
+    found = [play(policy, round, times_s[::-1]) for round in range(1261, 1271)]
+    assert found == [[8, 9]] * 10
+
+
+def test_noise_is_no_change() -> None:
+    rng = np.random.default_rng(3)
+    policy = build(num_arms=6, num_selected=3, batch_shape=(20,))
+    available = np.ones((20, 6), dtype=np.bool_)
+    for round in range(1, 1001):
+        times_s = np.linspace(0.2, 0.7, 6) * (rng.pareto(2.5, (20, 6)) + 1.0)
+        selection = policy.ask(RoundContext(round, available))
+        policy.tell(selection, RoundOutcome(times_s, times_s <= TAU_MAX_S))
+    forgotten = policy.play_count - policy.success_count - policy.failure_count
+    assert (forgotten > 0).any(axis=1).sum() <= 2
+
+
+# --- floors ---------------------------------------------------------------------------------------
+
+
+@examples(300)
+@given(
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.floats(0, 2),
+    st.sampled_from([1.0, 0.6]),
+    st.integers(0, 2**32 - 1),
+)
+def test_cheapest_set_is_that_of_all_sets(num_arms, num_selected, weight, chance, seed) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (3, num_arms)
+    cost = rng.integers(0, 6, shape) / 2.0
+    value = rng.integers(-3, 12, shape) / 4.0
+    available = rng.random(shape) < chance
+    mask = cheapest_set(cost, value, available, num_selected, rng, sum_weight=weight)
+    assert not (mask & ~available).any()
+    for row in range(3):
+        free = np.flatnonzero(available[row])
+        size = min(num_selected, free.size)
+        assert mask[row].sum() == size
+        if not size:
+            continue
+
+        def price(arms, row=row):
+            arms = list(arms)
+            return cost[row, arms].max() + (weight * cost[row, arms] - value[row, arms]).sum()
+
+        best = min(map(price, itertools.combinations(free, size)))
+        assert price(np.flatnonzero(mask[row])) == pytest.approx(best, abs=1e-9)
+
+
+def test_value_by_hand() -> None:
+    policy = build("cs-ucb-q-adaptive", num_arms=3, num_selected=1, min_participation=[0.2] * 3)
+    assert isinstance(policy, CsUcbQAdaptive)
+    cost = np.array([1.0, 2.0, 5.0])
+    policy.virtual_queue[...] = [3.0, 3.0, 8.0]
+    value = policy._value(cost, np.zeros(3, dtype=np.bool_))
+    assert value == pytest.approx([3 * 0.1 / 6, 3 * 1.0 / 6, 8 * 4.0 / 6 + 2 * (4.0 + 0.1)])
+
+
+@pytest.mark.parametrize("debt", [0.0, 9.0])
+def test_score_of_an_arm_in_its_set_by_hand(debt) -> None:
+    policy = build("cs-ucb-q-adaptive", num_arms=3, num_selected=2)
+    assert isinstance(policy, CsUcbQAdaptive)
+    mean = np.array([1.0, 2.0, 2.5])
+    for arm in range(3):
+        play(policy, arm + 1, mean, only=[arm])
+    policy.virtual_queue[2] = debt
+    selection = policy.ask(RoundContext(4, np.ones(3, dtype=np.bool_)))
+    explanation = policy.explain(selection)
+    # No spread and no failures: (0 + 1/8) / 2, and 3 tries in all with half a failure.
+    chance = 0.0625
+    hope = 0.1 * math.sqrt(math.log(4) * chance * (1 - chance))
+    expected = mean + chance * (TAU_MAX_S - mean)
+    cost = expected - hope * (TAU_MAX_S - mean)
+    value = 0.0
+    if debt:  # worth 9 / 6 rounds of its own pace beyond the second fastest, and 3 urgent ones
+        value = (cost[2] - cost[1]) * 9 / 6 + 3 * (cost[2] - cost[1] + 0.1 * cost[1])
+    assert selection.mask.tolist() == [True, not debt, bool(debt)]
+    slowest = cost[2 if debt else 1]
+
+    def lengthened(time_s):
+        return np.maximum(time_s - slowest, 0.0) + 0.1 * time_s
+
+    assert (explanation.rule, explanation.unit) == ("smallest", "s")
+    assert list(explanation.parts) == ["mean", "failures", "bonus", "queue"]
+    parts = explanation.parts
+    assert parts["mean"] == pytest.approx(lengthened(mean))
+    assert parts["mean"] + parts["failures"] == pytest.approx(lengthened(expected))
+    assert explanation.score + np.array([0.0, 0.0, value]) == pytest.approx(lengthened(cost))
+    assert parts["queue"] == pytest.approx([0.0, 0.0, -value])
+
+
+def test_shares_keep_close_to_their_floors_from_early_on() -> None:
+    rng = np.random.default_rng(4)
+    floors = np.array([0.6, 0.05, 0.3, 0.3])
+    policy = build("cs-ucb-q-adaptive", num_arms=4, num_selected=2, min_participation=floors)
+    times_s = np.array([4.0, 3.0, 0.2, 0.1])
+    played = np.zeros(4)
+    for round in range(1, 2001):
+        played[play(policy, round, times_s * rng.lognormal(0, 0.1, 4))] += 1
+        assert (floors * round - played).max() < 8
+    slow = played[:2] / 2000
+    assert slow == pytest.approx(floors[:2], abs=0.02), "no more than they must"
+
+
+def test_slow_arms_that_are_owed_share_their_rounds() -> None:
+    floors = [0.1, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0]
+    policy = build("cs-ucb-q-adaptive", num_arms=8, num_selected=4, min_participation=floors)
+    times_s = np.array([3.0] * 4 + [0.1] * 4)
+    slow_rounds = sum(bool(set(play(policy, r, times_s)) & {0, 1, 2, 3}) for r in range(1, 1001))
+    assert policy.play_count[:4].min() >= 94
+    assert slow_rounds < 150, "one by one it would be 400"
+
+
+def test_arms_with_a_floor_are_tried_at_once() -> None:
+    floors = np.zeros(40)
+    floors[30:] = 0.01
+    policy = build("cs-ucb-q-adaptive", num_arms=40, num_selected=5, min_participation=floors)
+    for round in range(1, 9):
+        play(policy, round, np.ones(40))
+    assert policy.play_count[30:].min() >= 1
