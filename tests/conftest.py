@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -36,6 +37,17 @@ def pytest_runtest_makereport() -> Iterator[None]:
 
 def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were() -> Iterator[None]:
+    """Undo what programs that run in this process do to the loggers."""
+    loggers = [logging.getLogger(name) for name in ("flwr", "flwr.scheduling")]
+    before = [(one, one.handlers[:], one.propagate, one.level) for one in loggers]
+    yield
+    for one, handlers, propagate, level in before:
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 @pytest.fixture(scope="session")

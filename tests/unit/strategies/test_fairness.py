@@ -128,7 +128,7 @@ def test_floors_by_name_follow_the_names_whatever_the_order() -> None:
     rule = parse_floors("Dev-1=0.6, a=b=0.25")
     assert rule == NamedFloors({"Dev-1": 0.6, "a=b": 0.25})
     assert rule.floors([1, 1, 1], 2, ["a=b", "other", "Dev-1"]).tolist() == [0.25, 0.0, 0.6]
-    with pytest.raises(ConfigError, match="have names"):
+    with pytest.raises(ConfigError, match="the 2 arms have none"):
         rule.floors([1, 1], 2)
     for text in ("a=1", "a=0.5,a=0.6", "=0.5", "a=x", "a=0.5,0.6"):
         with pytest.raises(ConfigError, match="fairness"):
