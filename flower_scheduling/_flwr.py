@@ -81,7 +81,7 @@ def set_message_id(message: Message, message_id: str) -> None:
 
 
 def set_source(message: Message, node_id: int) -> None:
-    """Say from which node a message came, whatever the message says."""
+    """Set the node that a message came from, whatever the message claims."""
     message.metadata.__dict__["_src_node_id"] = node_id
 
 

@@ -50,7 +50,7 @@ def kebab(name: str) -> str:
 
 
 def config_error(error: ValidationError, model: type[Strict]) -> ConfigError:
-    """Return the first fault that pydantic found, as one line that says what would be right."""
+    """Return the first fault that pydantic found as one line, with what would be right."""
     found = error.errors(include_url=False)[0]
     cause = found.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):  # of a check of ours

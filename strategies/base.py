@@ -1,4 +1,4 @@
-"""The seam between learning and measuring: what a policy is asked, answers and is told."""
+"""The interface of scheduling policies: context, selection and outcome of a round."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class RoundContext:
     round : int
         Round number t, from 1.
     available : (*batch, num_arms) bool
-        Who may be selected now, A(t).
+        Arms that may be selected now, A(t).
     member : (*batch, num_arms) bool, optional
-        Who belongs to the fleet at all. An arm that has left accrues no queue debt, one that is
+        Arms that belong to the fleet at all. An arm that has left accrues no queue debt, one that is
         merely unavailable does. ``None`` (the paper): every arm is a member.
     """
 
@@ -163,8 +163,8 @@ class RoundOutcome:
     completed : (*batch, num_arms) bool
         False where the arm delivered nothing useful in time; it then counts as tau_max.
     reported : mapping of str to (*batch, num_arms) float64
-        Values reported by clients (``local_accuracy``, ``loss``), NaN where unknown. What nobody
-        reported may be missing.
+        Values reported by clients (``local_accuracy``, ``loss``), NaN where unknown. A value
+        that no client reported may be missing.
     """
 
     round_trip_time_s: FloatArray
@@ -179,7 +179,7 @@ class SchedulingPolicy(ABC):
     batch per seed). It is pure: no clock, no I/O, and randomness from ``rng`` alone.
 
     :meth:`ask` reads and :meth:`tell` learns. Every round is told once, in increasing order, also
-    a round in which nobody was selected. Short supply is ordinary: with fewer than
+    a round in which no arm was selected. Short supply is ordinary: with fewer than
     ``num_selected`` arms available all of them are taken, with none the super arm is empty.
 
     Parameters
@@ -256,7 +256,7 @@ class SchedulingPolicy(ABC):
 
     @property
     def last_round(self) -> int:
-        """The last round told, 0 before the first."""
+        """Last round that the policy was told, 0 before the first."""
         return self._last_round
 
     def ask(self, context: RoundContext) -> Selection:
@@ -267,7 +267,7 @@ class SchedulingPolicy(ABC):
         Parameters
         ----------
         context : RoundContext
-            The round, later than any round told, and who is available.
+            The round, later than any round told, and the available arms.
 
         Returns
         -------
@@ -360,7 +360,7 @@ class SchedulingPolicy(ABC):
         return self._explain(selection)
 
     def add_arms(self, count: int, **per_arm: ArrayLike) -> None:
-        """Append arms that nobody has tried yet.
+        """Append untried arms.
 
         Parameters
         ----------

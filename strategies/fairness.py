@@ -161,7 +161,7 @@ class ProportionalFloors(FloorRule):
     """c_k = rho s_k / sum(s), as in the paper's figure over rho.
 
     A floor of 1 or more, which a small or very uneven fleet can produce, is set just below 1:
-    nobody can be owed more than every round.
+    no client can be owed more than every round.
 
     Attributes
     ----------
@@ -463,7 +463,7 @@ def _sizes(num_examples: ArrayLike) -> FloatArray:
 
 
 def _shares(num_examples: ArrayLike, places: float) -> FloatArray:
-    """Divide `places` per round by size; nobody gets more than (just below) every round."""
+    """Divide `places` per round by size; no client gets more than (just below) every round."""
     sizes = _sizes(num_examples)
     total = sizes.sum()
     if sizes.size and not total > 0:

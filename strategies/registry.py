@@ -180,7 +180,7 @@ class _Registry(Mapping[str, PolicySpec]):
                 found = point.load()
                 spec = found if isinstance(found, PolicySpec) else PolicySpec.of(found)
                 self.add(replace(spec, name=point.name))
-            except Exception as error:  # whatever somebody else's package raises
+            except Exception as error:  # a foreign package may raise anything
                 source = point.dist.name if point.dist is not None else point.value
                 fault = f"{point.value} of {source} cannot be used: {type(error).__name__}: {error}"
                 self._faults[point.name] = " ".join(fault.split())
@@ -198,29 +198,29 @@ def _any_queue_weight(num_arms: int, rng: np.random.Generator) -> Mapping[str, A
 POLICIES: Final = _Registry(
     (
         PolicySpec(Uniform.name, Uniform, "uniformly at random"),
-        PolicySpec(RoundRobin.name, RoundRobin, "everybody in turn"),
+        PolicySpec(RoundRobin.name, RoundRobin, "all clients in turn"),
         PolicySpec(
             LocalAccuracy.name,
             LocalAccuracy,
             "lowest last reported local accuracy first",
             needs=("local_accuracy",),
         ),
-        PolicySpec(CsUcb.name, CsUcb, "learns who is fast (the paper's Algorithm 1)"),
+        PolicySpec(CsUcb.name, CsUcb, "learns which clients are fast (the paper's Algorithm 1)"),
         PolicySpec(
             ModifiedCsUcb.name,
             ModifiedCsUcb,
-            "learns who is fast among those available, untried clients first",
+            "learns which clients are fast among those available, untried clients first",
         ),
         PolicySpec(
             CsUcbQ.name,
             CsUcbQ,
-            "learns who is fast and keeps participation floors (the paper's Algorithm 2)",
+            "learns which clients are fast and keeps participation floors (the paper's Algorithm 2)",
             example=_any_queue_weight,
         ),
         PolicySpec(
             CsUcbAdaptive.name,
             CsUcbAdaptive,
-            "learns who is fast within few rounds, and again when that changes",
+            "learns which clients are fast within few rounds, and again when that changes",
         ),
         PolicySpec(
             CsUcbQAdaptive.name,

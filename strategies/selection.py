@@ -31,7 +31,7 @@ def top_arms(
     keys : sequence of (*batch, num_arms) float64
         Most important first; ``+inf`` is allowed, ``-inf`` and NaN are not. Left unchanged.
     available : (*batch, num_arms) bool
-        Who may be selected.
+        Arms that may be selected.
     num_selected : int, >= 1
         Most arms per row, N.
     rng : numpy.random.Generator
@@ -115,7 +115,7 @@ def cheapest_set(
     cost, value : (*batch, num_arms) float64, finite
         Left unchanged.
     available : (*batch, num_arms) bool
-        Who may be selected.
+        Arms that may be selected.
     num_selected : int, >= 1
         Most arms per row, N.
     rng : numpy.random.Generator
@@ -228,7 +228,7 @@ def explain_cheapest_set(
     """
     cost = list(costs.values())[-1]
     slowest = np.where(mask, cost, -np.inf).max(axis=-1, initial=-np.inf, keepdims=True)
-    slowest[slowest == -np.inf] = np.inf  # nobody was selected, nobody is slower
+    slowest[slowest == -np.inf] = np.inf  # no arm was selected, none is slower
     parts: dict[str, FloatArray] = {}
     before: FloatArray | float = 0.0
     for name, up_to in costs.items():

@@ -31,7 +31,7 @@ def advance_virtual_queue(
     min_participation : (num_arms,) float64, in [0, 1)
         Least fraction of rounds in which each arm is to be selected, c.
     member : (*batch, num_arms) bool, optional
-        Who belongs to the fleet; ``None``: everybody.
+        Arms that belong to the fleet; ``None``: all.
     out : (*batch, num_arms) float64, optional
         Where to put the result; it may be `queue` itself.
 

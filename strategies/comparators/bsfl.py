@@ -1,4 +1,4 @@
-"""BSFL: the fastest slowest arm, and everybody in turn."""
+"""BSFL: the set with the fastest slowest arm, and equal shares."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bsfl(SchedulingPolicy):
 
     - This is the form for independent and identically distributed data, in which every arm is to
       have the same share. The other weights shares by size and quality of the data, which a
-      policy is not told.
+      policy does not learn.
     - The paper searches for the set by simulated annealing; the largest value is found exactly
       here, since only the slowest arm of a set matters to the first term.
     - tau_min, the shortest time there can be, is known to the paper. Where it is not given, the
@@ -121,7 +121,7 @@ class Bsfl(SchedulingPolicy):
     def _explain(self, selection: Selection) -> Explanation:
         played = self.play_count > 0
         cost = -self.ucb_index(selection.round)
-        # An arm that was never played has no mean to be told from its bonus.
+        # An arm that was never played has no mean apart from its bonus.
         return explain_cheapest_set(
             {"mean": np.where(played, -self._mean_rate(), cost), "bonus": cost},
             {"queue": self._value(selection.round)},

@@ -1,4 +1,4 @@
-"""E3CS: exponential weights, with a probability for everybody."""
+"""E3CS: exponential weights, with a least probability for each arm."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class E3cs(FloorPolicy):
             raise ConfigError("graded", graded, "must be true or false")
         self.graded = graded
         self.log_weight: FloatArray = np.zeros(self.shape)
-        # What the last question led to: told about the same one, it need not be computed again.
+        # What the last question led to: when the outcome is of the same one, it need not be computed again.
         self._asked: tuple[RoundContext, _Allocation] | None = None
 
     def probabilities(self, available: BoolArray) -> _Allocation:
@@ -104,14 +104,14 @@ class E3cs(FloorPolicy):
         Parameters
         ----------
         available : (*batch, num_arms) bool
-            Who may be selected.
+            Arms that may be selected.
 
         Returns
         -------
         probability : (*batch, num_arms) float64, in [0, 1]
             p; each row sums to min(N, number of available arms).
         overflow : (*batch, num_arms) bool
-            Who was capped.
+            Arms whose probability was capped.
         spare : (*batch,) float64, >= 0
             N - sum of c, the places that the weights share out.
         """
@@ -119,11 +119,11 @@ class E3cs(FloorPolicy):
         floors, asked = self._floors(available, places)
         spare = np.maximum(places - asked, 0.0)
 
-        everybody = np.count_nonzero(available, axis=-1) <= self.num_selected
-        overflow = available & everybody[..., np.newaxis]
+        all_fit = np.count_nonzero(available, axis=-1) <= self.num_selected
+        overflow = available & all_fit[..., np.newaxis]
         while True:
             free = available & ~overflow
-            # Scaled by those who are not capped: the others may be beyond all measure.
+            # Scaled by the arms that are not capped: the others may be beyond all measure.
             log_weight = np.where(free, self.log_weight, -np.inf)
             largest = log_weight.max(axis=-1, initial=-1e300, keepdims=True)
             share = np.exp(log_weight - largest)

@@ -24,10 +24,10 @@ class FedCs(SchedulingPolicy):
 
     "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", ICC
     2019 (arXiv:1804.08333), Algorithm 3: candidates are a random part C of the clients; starting
-    from nobody, the one that lengthens the round least is added again and again, as long as the
+    from no client, the one that lengthens the round least is added again and again, as long as the
     round stays within its deadline. Adapted here:
 
-    - FedCS asks the candidates for their resources and computes times from the answers. Nobody is
+    - FedCS asks the candidates for their resources and computes times from the answers. No client is
       asked here: the estimate is the mean of the measured times, a failure counting as tau_max,
       and 0 for a client that was never tried, which is therefore tried first.
     - FedCS has clients upload one after the other, so that each lengthens the round. Here they

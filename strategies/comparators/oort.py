@@ -48,7 +48,7 @@ class Oort(SchedulingPolicy):
     last selected. A part epsilon of the places, 0.9 at first, times 0.98 in each round and at
     least 0.2, goes to clients that were never tried. The others are drawn without replacement in
     proportion to their utility among those with at least 0.95 of the utility of the last that
-    would be in. When there is nobody new, epsilon is 0.
+    would be in. Without new clients, epsilon is 0.
 
     Taken as it is: the above, and as in the code, U cut at its 95 % quantile and scaled to
     [0, 1] between 0.999 of the least and the greatest.
@@ -58,12 +58,12 @@ class Oort(SchedulingPolicy):
     - Oort takes the root of the mean of the samples' squared losses, times the number of samples
       trained on. Here U is the absolute value of the mean loss that the client reports of its
       training (``train-loss`` in a fleet), and all train on equally many. A client that reports
-      none keeps its last value; one that never did has the mean of those who did, and where
-      nobody does, all have the same and only times and the uncertainty matter.
+      none keeps its last value; one that never did has the mean of those that did, and where
+      no client does, all have the same and only times and the uncertainty matter.
     - T is a fixed percentile of the last times of the clients tried, 30 as in the code's
       settings. The pacer, which relaxes T when the sum of the utilities stagnates, is left out:
       with equal utilities it would relax T until times no longer mattered.
-    - Clients never tried are drawn uniformly: nobody knows their speed. Places that exploration
+    - Clients never tried are drawn uniformly: their speed is unknown. Places that exploration
       cannot fill go to clients tried, by utility, where the code fills up at random.
     - A failure has the time tau_max.
 
@@ -166,7 +166,7 @@ class Oort(SchedulingPolicy):
     def _candidates(
         self, context: RoundContext, utility: FloatArray
     ) -> tuple[BoolArray, BoolArray, IntArray, IntArray]:
-        """Return who is drawn from, the tried and the new, and how many of either are drawn."""
+        """Return the tried and the new arms to draw from, and how many of either are drawn."""
         tried = context.available & (self.play_count > 0)
         new = context.available & ~tried
         num_tried, num_new = (np.count_nonzero(mask, axis=-1) for mask in (tried, new))

@@ -137,7 +137,7 @@ class SlidingWindowUcb(SchedulingPolicy):
     recent_reward : (*batch, num_arms) float64
         X.
     window_arm : (*batch, window, num_selected) int64
-        Who was played in each round of the window, -1 for nobody.
+        Arms played in each round of the window, -1 for none.
     window_gain : (*batch, window, num_selected) float64
         Their rewards.
 
@@ -162,7 +162,7 @@ class SlidingWindowUcb(SchedulingPolicy):
         self.exploration = check_real("exploration", exploration, above=0.0)
         self.recent_count: IntArray = np.zeros(self.shape, dtype=np.int64)
         self.recent_reward: FloatArray = np.zeros(self.shape)
-        # Who was played, and not a mark for every arm: the memory does not grow with the fleet.
+        # The arms played, not a mark for every arm: the memory does not grow with the fleet.
         places = (*self.batch_shape, self.window, self.num_selected)
         self.window_arm: IntArray = np.full(places, -1, dtype=np.int64)
         self.window_gain: FloatArray = np.zeros(places)

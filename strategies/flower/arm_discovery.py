@@ -23,7 +23,7 @@ _NOT_THE_CLIENTS: Final = frozenset(
         ErrorCode.NODE_UNAVAILABLE,
     )
 )
-"""Errors that a grid makes up for a client that has said nothing."""
+"""Errors that a grid reports for a client that did not answer."""
 _MAX_NAME_LENGTH: Final = 64
 _MAX_LABELS: Final = 10_000
 
@@ -32,8 +32,8 @@ class ArmDiscovery:
     """Pending queries: each new arm is asked once for name and size; no round waits for it.
 
     An arm that cannot say its size, such as one whose ClientApp knows no queries, counts as
-    average. One that says nothing at all is asked again, and takes no part until it answers: a
-    round must not wait for whoever does nothing but connect.
+    average. One that does not answer at all is asked again, and takes no part until it does: a
+    round must not wait for a client that only connects.
 
     Parameters
     ----------

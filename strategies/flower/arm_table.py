@@ -1,4 +1,4 @@
-"""Which node is which arm, and who can be selected now."""
+"""Arm table: which node is which arm, and which arms can be selected now."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ArmTable:
     arms : list of Arm
         All of them, by index.
     silent : set of int
-        Those that were asked and have not answered yet; whoever asks keeps it.
+        Arms with a pending query; kept by :class:`.ArmDiscovery`.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ArmTable:
         return len(self.arms)
 
     def sync(self, grid: TimedExchange) -> None:
-        """Ask the grid who is there; new devices become new arms."""
+        """Read the connected nodes of a grid; new devices become new arms."""
         connected = set(grid.get_node_ids())
         if not connected <= self._by_node.keys():
             self._meet(grid, connected)
@@ -90,7 +90,7 @@ class ArmTable:
         return [asdict(arm) for arm in self.arms]
 
     def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Know the arms that :meth:`state` returned; nobody is there until the next ``sync``."""
+        """Restore the arms that :meth:`state` returned; none is available until the next ``sync``."""
         self.arms = [Arm(**arm) for arm in state]
         self._by_key = {arm.key: arm for arm in self.arms}
         self._by_node = {arm.node_id: arm for arm in self.arms}
@@ -106,12 +106,12 @@ class ArmTable:
 
     @property
     def available(self) -> BoolArray:
-        """Who can be selected now, (num_arms,) bool."""
+        """Arms that can be selected now, (num_arms,) bool."""
         return self._mask(self._queried(self._free))
 
     @property
     def member(self) -> BoolArray:
-        """Who belongs to the fleet at present, (num_arms,) bool."""
+        """Arms that belong to the fleet at present, (num_arms,) bool."""
         return self._mask([i for i in self._staying if i not in self.silent])
 
     @property
@@ -120,7 +120,7 @@ class ArmTable:
         return len(self._queried(self._free))
 
     def unqueried(self) -> list[Arm]:
-        """Return the free arms that have not yet told their name and size."""
+        """Return the free arms whose name and size are not known yet."""
         return [self.arms[i] for i in self._free if not self.arms[i].queried]
 
     def _queried(self, arms: list[int]) -> list[int]:

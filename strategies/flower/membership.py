@@ -1,4 +1,4 @@
-"""Clients that take part in a run: which node is which arm, who is available, who must be asked."""
+"""Membership of a run: known arms, their availability, pending queries of new clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Membership:
         return self.table.arms
 
     def sync(self, grid: TimedExchange) -> None:
-        """Find out who is there, and query new clients for name and size."""
+        """Read the connected clients, and query new ones for name and size."""
         self.table.sync(grid)
         self._discovery.ask(grid, self.table.unqueried())
         self.sizes_changed |= self._discovery.collect(grid)

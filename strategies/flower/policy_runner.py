@@ -1,4 +1,4 @@
-"""The policy of a run: built or given, grown as arms join, given floors, asked and told."""
+"""Policy of a run: built or given, grown as arms join, with floors by their sizes."""
 
 from __future__ import annotations
 

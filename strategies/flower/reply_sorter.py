@@ -23,7 +23,7 @@ from .replies import (
 from .schema_vote import SchemaVote
 from .timed_grid import LOGGER, TIMEOUT, Exchange
 
-_MAX_REASON_LENGTH: Final = 300  # what a client says of itself goes to log and record
+_MAX_REASON_LENGTH: Final = 300  # text of a client, which goes to log and record
 
 
 class ReplySorter:

@@ -104,7 +104,7 @@ class ScheduledStrategy(Strategy):
         Largest Euclidean distance of an update from the round's model; what is farther away
         counts as failed. Off by default: the right value depends on model and step size.
     explain : bool
-        Whether each :class:`RoundRecord` says why its clients were selected.
+        Whether each :class:`RoundRecord` explains the selection of its clients.
     hooks : sequence of callable
         Called after each round with its :class:`RoundRecord` and the current model.
     stop_when : callable, optional

@@ -16,7 +16,7 @@ from flower_scheduling._flwr import NodeInfo
 from .grids import GridWrapper
 
 LOGGER = logging.getLogger("flwr.scheduling")  # below Flower's logger: its handlers and level serve
-_LOOK_S = 1.0  # longest pause between two looks who is there
+_LOOK_S = 1.0  # longest pause between two queries of the connected nodes
 
 TIMEOUT = "timeout"
 """Failure of a message that was not answered before the deadline."""
@@ -61,7 +61,7 @@ class TimedExchange(Protocol):
         """Return the connected nodes with their public keys, as in Flower's ``Grid``."""
 
     def begin_round(self, server_round: int) -> None:
-        """Take note that a round begins, before anybody is asked who is there."""
+        """Take note that a round begins, before the available nodes are read."""
 
     def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
         """Send messages; return one :class:`Exchange` per message, in the same order.
@@ -88,9 +88,10 @@ class TimedExchange(Protocol):
         """Return the grid's monotonic time [s], real or virtual."""
 
     def wait(self, seconds: float) -> None:
-        """Let at most this much time pass; return when somebody may have become available.
+        """Let at most this much time pass; return when a client may have become available.
 
-        Callers look then, and wait again. A grid that is told of nobody returns after a while.
+        Callers check then, and wait again. A grid that gets no notice of clients returns after a
+        while.
         """
 
 
@@ -171,7 +172,7 @@ class TimedGrid(GridWrapper):
         return exchanges
 
     def busy(self) -> set[int]:
-        """Drain late replies, forget expired messages, and return who is still at work."""
+        """Drain late replies, forget expired messages, and return the nodes that are still at work."""
         if self._unanswered:
             for reply in self._grid.pull_messages(list(self._unanswered)):
                 if self._unanswered.pop(reply.metadata.reply_to_message_id, None) is not None:
@@ -197,5 +198,5 @@ class TimedGrid(GridWrapper):
         return self._clock()
 
     def wait(self, seconds: float) -> None:
-        """Sleep for ``seconds``, or until it is time to look who is there."""
+        """Sleep for ``seconds``, or until the connected nodes are to be read again."""
         self._sleep(min(seconds, _LOOK_S))

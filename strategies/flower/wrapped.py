@@ -64,7 +64,7 @@ class WrappedStrategy:
                 raise ConfigError(
                     "fraction_train",
                     fraction,
-                    "must be 1.0: the scheduler decides who trains in a round",
+                    "must be 1.0: the scheduler selects the clients of a round",
                 )
             sampled = getattr(inner, "num_sampled_clients", num_selected)
             if sampled != num_selected:

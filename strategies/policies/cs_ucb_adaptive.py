@@ -34,7 +34,7 @@ _CHANGE_PLAYS: Final = 8
 """Of the change detector: standard deviations that are let pass in each play and that one play
 counts at most, and plays before it is trusted."""
 _RETRIAL_SHARE: Final = 0.02
-"""Share of the time since the last one that trying everybody again may cost."""
+"""Share of the time since the last one that another trial of all arms may cost."""
 _LEAST_TIME: Final = 1e-9
 """Shortest time whose logarithm is taken, in units of tau_max."""
 _FORGOTTEN: Final = (
@@ -180,9 +180,9 @@ class CsUcbAdaptive(SchedulingPolicy):
 
     def _failure_share(self, tries: IntArray) -> FloatArray:
         """Return the estimated probability of failing, q."""
-        everybody = self.failure_count.sum(axis=-1) + 0.5
-        everybody /= tries.sum(axis=-1) + 1.0
-        return np.asarray((self.failure_count + everybody[..., np.newaxis]) / (tries + 1.0))
+        overall = self.failure_count.sum(axis=-1) + 0.5
+        overall /= tries.sum(axis=-1) + 1.0
+        return np.asarray((self.failure_count + overall[..., np.newaxis]) / (tries + 1.0))
 
     def _mean_times_s(self) -> FloatArray:
         """Return m, or the mean of all successes for an arm that has none."""
@@ -210,7 +210,7 @@ class CsUcbAdaptive(SchedulingPolicy):
         now = _at_rank(cost, np.minimum(self.num_selected, count) - 1.0)
         then = _at_rank(cost, self.num_selected * count / (count + self.num_selected) - 1.0)
         price = _ratio(self.trial_time_s, self.num_trials) - now
-        # Not above: where nobody tried is any good, another trial costs nothing.
+        # Not above: where no tried arm is any good, another trial costs nothing.
         return np.asarray(few | ((now - then) * max(_HORIZON, round) >= price))
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
@@ -292,10 +292,10 @@ class CsUcbAdaptive(SchedulingPolicy):
         _flat(self.success_count)[arms] = count
 
     def _forget(self, selection: Selection, alarmed: IntArray) -> None:
-        """Forget the arms that have changed, and where it is cheap those that nobody watched."""
+        """Forget the arms that have changed, and where it is cheap those that were not watched."""
         forgotten = np.zeros(self.shape, dtype=np.bool_)
         _flat(forgotten)[alarmed] = True
-        price = _ratio(self.trial_time_s, self.num_retrials + 1.0)  # of one trial of everybody
+        price = _ratio(self.trial_time_s, self.num_retrials + 1.0)  # of one trial of all arms
         retried = forgotten.any(axis=-1) & (price <= _RETRIAL_SHARE * self.since_retrial_s)
         self.num_retrials += retried
         self.since_retrial_s[...] = np.where(retried, 0.0, self.since_retrial_s)

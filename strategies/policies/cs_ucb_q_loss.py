@@ -51,7 +51,7 @@ class CsUcbQLoss(CsUcbQAdaptive):
     n-th report.
 
     The loss of a client that is not selected grows old: in each round without a report l_k goes
-    f = 0.01 of the way to the median. A client that never reported one counts as l; where nobody
+    f = 0.01 of the way to the median. A client that never reported one counts as l; where no client
     does, the rule is that without losses. An average counts as at most twice the median away from
     it. What a client claims can make itself look worth selecting, or not, but not another one:
     updates that spoil the model are a matter for the aggregation.
@@ -113,13 +113,13 @@ class CsUcbQLoss(CsUcbQAdaptive):
         known = self.loss_count > 0
         count = np.maximum(np.count_nonzero(known, axis=-1, keepdims=True), 1)
         median = self._quantile(self.mean_loss, known, 0.5)
-        median[np.isinf(median)] = 0.0  # of nobody
+        median[np.isinf(median)] = 0.0  # of no arm
         room = _FARTHEST * np.abs(median)
         excess = np.where(known, np.clip(self.mean_loss - median, -room, room), 0.0)
 
         rate = _rate(self.loss_count)
         error = np.where(known, rate / (2.0 - rate), _TINY).sum(axis=-1, keepdims=True) / count
-        # Infinite where nobody has reported twice: not known yet.
+        # Infinite where no client has reported twice: not known yet.
         error *= self._quantile(self.loss_variance, self.loss_count > 1, 0.5)
         square = excess**2
         usual = known & (square <= self._quantile(square, known, _USUAL))

@@ -1,4 +1,4 @@
-"""The oracle, for studies: it is told what the others have to learn."""
+"""Oracle: selects by known expected times; for studies."""
 
 from __future__ import annotations
 

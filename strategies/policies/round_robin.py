@@ -1,4 +1,4 @@
-"""Round robin: everybody in turn."""
+"""Round robin: all arms in turn."""
 
 from __future__ import annotations
 
