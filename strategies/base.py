@@ -65,8 +65,8 @@ class RoundContext:
     available : (*batch, num_arms) bool
         Arms that may be selected now, A(t).
     member : (*batch, num_arms) bool, optional
-        Arms that belong to the fleet at all. An arm that has left accrues no queue debt, one that is
-        merely unavailable does. ``None`` (the paper): every arm is a member.
+        Arms that belong to the fleet at all. An arm that has left accrues no queue debt, one
+        that is merely unavailable does. ``None`` (the paper): every arm is a member.
     """
 
     round: int

@@ -214,7 +214,7 @@ POLICIES: Final = _Registry(
         PolicySpec(
             CsUcbQ.name,
             CsUcbQ,
-            "learns which clients are fast and keeps participation floors (the paper's Algorithm 2)",
+            "learns which clients are fast, keeps participation floors (the paper's Algorithm 2)",
             example=_any_queue_weight,
         ),
         PolicySpec(

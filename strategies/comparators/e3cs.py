@@ -95,7 +95,7 @@ class E3cs(FloorPolicy):
             raise ConfigError("graded", graded, "must be true or false")
         self.graded = graded
         self.log_weight: FloatArray = np.zeros(self.shape)
-        # What the last question led to: when the outcome is of the same one, it need not be computed again.
+        # Allocation of the last question, for the outcome of the same round.
         self._asked: tuple[RoundContext, _Allocation] | None = None
 
     def probabilities(self, available: BoolArray) -> _Allocation:

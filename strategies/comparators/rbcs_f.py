@@ -28,7 +28,7 @@ class RbcsF(QueuePolicy):
         tau_k = max(m_k - alpha sqrt(c' H_k^-1 c), 0),    m_k = c' H_k^-1 b_k.
 
     Its contexts c (the processor's load, whether the client took part in the last round, and the
-    bandwidth) are what a device would have to tell before each round. They are unknown here; with the
+    bandwidth) are what a device would report before each round. Here they are unknown; with the
     constant context c = 1 it is H_k = lambda + z_k, b_k the sum of the times of k, and
 
         tau_k = max(b_k / (lambda + z_k) - alpha / sqrt(lambda + z_k), 0).

@@ -90,7 +90,7 @@ class ArmTable:
         return [asdict(arm) for arm in self.arms]
 
     def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Restore the arms that :meth:`state` returned; none is available until the next ``sync``."""
+        """Restore arms from :meth:`state`; none is available until the next ``sync``."""
         self.arms = [Arm(**arm) for arm in state]
         self._by_key = {arm.key: arm for arm in self.arms}
         self._by_node = {arm.node_id: arm for arm in self.arms}

@@ -172,7 +172,7 @@ class TimedGrid(GridWrapper):
         return exchanges
 
     def busy(self) -> set[int]:
-        """Drain late replies, forget expired messages, and return the nodes that are still at work."""
+        """Drain late replies, forget expired messages, and return the nodes still at work."""
         if self._unanswered:
             for reply in self._grid.pull_messages(list(self._unanswered)):
                 if self._unanswered.pop(reply.metadata.reply_to_message_id, None) is not None:
