@@ -28,8 +28,8 @@ class FedCs(SchedulingPolicy):
     round stays within its deadline. Adapted here:
 
     - FedCS asks the candidates for their resources and computes times from the answers. Here
-      no client is asked: the estimate is the mean of the measured times, a failure counting as tau_max,
-      and 0 for a client that was never tried, which is therefore tried first.
+      no client is asked: the estimate is the mean of the measured times, a failure counting as
+      tau_max, and 0 for a client that was never tried, which is therefore tried first.
     - FedCS has clients upload one after the other, so that each lengthens the round. Here they
       have a channel each and a round lasts as long as its slowest; what lengthens it least is
       always the fastest of those left.
