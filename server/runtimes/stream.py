@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,6 +16,7 @@ from flwr.serverapp import ServerApp
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.loading import load_object
 from flower_scheduling.strategies.flower import LOGGER, RoundHook
 
 from ..app import check_settings, create_app
@@ -65,7 +64,7 @@ def run_fleet(
     alarm_log = AlarmLog()
     status = RunStatus(None if config.app else config.rounds, alarm_log)
     if config.app:
-        server_app = load_server_app(config.app)
+        server_app = load_object(config.app, ServerApp, "app")
         run_config = app_config(Path())
     else:
         check_settings(config.server_config(), resume=resume)  # before anybody can connect
@@ -200,25 +199,3 @@ def app_config(folder: Path) -> UserConfig:
     except (OSError, ValueError) as error:
         raise ConfigError("app", str(file), f"must be a Flower app's settings ({error})") from None
     return config
-
-
-def load_server_app(path: str) -> ServerApp:
-    """Return the ServerApp at ``module:attribute``; the current folder is searched first.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
-    module_name, colon, attribute = path.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError("app", path, "must be MODULE:ATTRIBUTE")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("app", path, f"must be the name of a ServerApp ({error})") from None
-    if not isinstance(found, ServerApp):
-        raise ConfigError("app", path, f"must be a ServerApp, not a {type(found).__name__}")
-    return found
