@@ -12,6 +12,7 @@ import grpc
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.strategies.flower import LOGGER
 
@@ -63,9 +64,9 @@ class Connection:
             if self.stuck or not before():
                 return
             try:
-                for piece in wire.pieces(frame):
-                    async with asyncio.timeout(wire.PIECE_TIMEOUT_S):
-                        await self._context.write(piece)
+                for chunk in chunks.split(frame):
+                    async with asyncio.timeout(chunks.CHUNK_TIMEOUT_S):
+                        await self._context.write(chunk)
             except TimeoutError:
                 self.stuck = True
                 if self.reader is not None:

@@ -34,8 +34,10 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import NodeInfo
 from grpc_health.v1 import health, health_pb2_grpc
 
+from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.arrays import read_message
+from flower_scheduling.client.wire.calls import DEFAULT_KEEPALIVE_S, server_options
 from flower_scheduling.errors import ConfigError, WireError
 from flower_scheduling.strategies.flower import (
     LOGGER,
@@ -160,7 +162,7 @@ class StreamGrid(OwnGrid):
         status: Callable[[StreamGrid], Mapping[str, Any]] = lambda grid: {},
         max_clients: int = DEFAULT_MAX_CLIENTS,
         max_message_bytes: int = wire.DEFAULT_MAX_MESSAGE_BYTES,
-        keepalive_s: float = wire.DEFAULT_KEEPALIVE_S,
+        keepalive_s: float = DEFAULT_KEEPALIVE_S,
         lost_after_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -496,7 +498,7 @@ class StreamGrid(OwnGrid):
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_note_fault)
         self._stop = asyncio.Event()
-        server = grpc.aio.server(options=wire.server_options(self._keepalive_s))
+        server = grpc.aio.server(options=server_options(self._keepalive_s))
         # No serialisers: what is exchanged are bytes, and no generated code is needed.
         methods = {
             wire.CONNECT: grpc.stream_stream_rpc_method_handler(self._serve_client),
@@ -796,7 +798,7 @@ class StreamGrid(OwnGrid):
             data = await context.read()
             return None if data is grpc.aio.EOF else data
 
-        return await wire.read_frame(read, max_message_bytes, wire.PIECE_TIMEOUT_S, is_wanted)
+        return await chunks.read_frame(read, max_message_bytes, is_wanted)
 
     def _take_reply(self, connection: Connection, frame: wire.Reply, now_s: float) -> bool:
         """Settle what a reply answers; tell whether it answers anything."""

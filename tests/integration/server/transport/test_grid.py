@@ -1053,7 +1053,7 @@ def test_client_stops_though_its_cancellation_becomes_an_error_of_grpc() -> None
         except asyncio.CancelledError:
             raise OSError("the call is broken") from None
 
-    client._converse = converse  # type: ignore[method-assign]
+    client._run_session = converse  # type: ignore[method-assign]
     thread = threading.Thread(target=client.run, daemon=True)
     thread.start()
     assert conversing.wait(PATIENCE_S)

@@ -34,6 +34,7 @@ import flower_scheduling.server.transport.admission
 import flower_scheduling.server.transport.connection_log
 import flower_scheduling.server.transport.grid
 from flower_scheduling.client.stream import StreamClient
+from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.arrays import decode_array, read_message
 from flower_scheduling.errors import ConfigError, InvalidReplyError
@@ -58,7 +59,7 @@ from flower_scheduling.strategies.flower.replies import (
 from flower_scheduling.strategies.flower.schema_vote import SchemaVote
 
 LONG_S = 300.0
-PIECE = wire.PIECE_BYTES
+CHUNK = chunks.CHUNK_BYTES
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ def peak_mb() -> float:
         (prefix(wire.Kind.HELLO, 2**31, 0), "a header of 2147483648 bytes is too long"),
         (prefix(wire.Kind.HELLO, 10, 2**40), "a payload of 1099511627776 bytes, must have none"),
         (prefix(wire.Kind.REPLY, 100, 2**28), "must have 131085 at most"),
-        (prefix(wire.Kind.HELLO, 100, 0), "a piece of 13 bytes, must have 65536"),
+        (prefix(wire.Kind.HELLO, 100, 0), "a chunk of 13 bytes, must have 65536"),
         (wire.encode(wire.Hello("a", "s", ["x"] * 1025)), "1025 'work', 1024 at most"),
         (wire.encode(wire.Hello("a", "s", ["x" * 65])), "'work' has one beyond 64"),
         (wire.encode(wire.Hello("a", "s" * 65)), "'session' is longer than 64"),
@@ -158,7 +159,7 @@ def test_hello_that_comes_byte_by_byte_is_refused(town: Town) -> None:
     assert "frame of 1 bytes" in stranger.refusal().reason
 
 
-@pytest.mark.parametrize("begun", [b"", prefix(wire.Kind.HELLO, 70_000, 0) + bytes(PIECE - 13)])
+@pytest.mark.parametrize("begun", [b"", prefix(wire.Kind.HELLO, 70_000, 0) + bytes(CHUNK - 13)])
 def test_who_never_says_hello_is_sent_away(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str], begun: bytes
 ) -> None:
@@ -242,11 +243,11 @@ def test_stranger_of_another_protocol_cannot_write_our_log(town: Town, said: lis
 # --- frames of a client ---------------------------------------------------------------------------
 
 
-def test_crumbs_of_a_frame_are_refused(town: Town) -> None:
-    for crumb in (b"", b"x"):
-        client = town.client("crumbs")
+def test_undersized_chunks_of_a_frame_are_refused(town: Town) -> None:
+    for small in (b"", b"x"):
+        client = town.client("small-chunks")
         head = reply_head("m", 2**28)
-        client.send(head + bytes(PIECE - len(head)), crumb, crumb)
+        client.send(head + bytes(CHUNK - len(head)), small, small)
         assert "must have 65536" in client.refusal().reason
     assert town.works()
 
@@ -254,11 +255,11 @@ def test_crumbs_of_a_frame_are_refused(town: Town) -> None:
 def test_frame_that_stops_halfway_closes_its_connection(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "PIECE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(chunks, "CHUNK_TIMEOUT_S", 0.2)
     town = Town(stack)
     client = town.client("halfway")
     head = reply_head("m", 2**28)
-    client.send(head + bytes(PIECE - len(head)))
+    client.send(head + bytes(CHUNK - len(head)))
     assert "bytes are missing, and none came for 0 s" in client.refusal().reason
     until(lambda: node_id_of("halfway") not in town.grid.get_node_ids())
     assert town.works()
@@ -275,11 +276,11 @@ def test_oversized_frame_is_refused_by_what_it_claims(stack: contextlib.ExitStac
 def test_large_replies_that_nobody_waits_for_are_not_kept(town: Town) -> None:
     client = town.client("chatty", work=["old"])
     before = peak_mb()
-    size = 100 * PIECE
+    size = 100 * CHUNK
     for message_id in ("never-sent", "old", "never-sent"):
         head = reply_head(message_id, size - len(reply_head(message_id, size)))
-        client.send(head + bytes(PIECE - len(head)))
-        client.send(*[bytes(PIECE)] * 99)
+        client.send(head + bytes(CHUNK - len(head)))
+        client.send(*[bytes(CHUNK)] * 99)
     until(lambda: town.grid.num_ignored_replies == 2)
     assert town.grid.num_late_replies == 1
     assert node_id_of("chatty") not in town.grid.busy()
@@ -366,7 +367,7 @@ def test_work_that_the_server_knows_nothing_of_is_bounded_in_number_and_time(
 def test_client_that_takes_nothing_is_closed(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    monkeypatch.setattr(wire, "PIECE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(chunks, "CHUNK_TIMEOUT_S", 0.3)
     town = Town(stack)
     town.client("deaf")
     arrays = ArrayRecord({"w": Array(np.zeros(4_000_000, dtype=np.float32))})
