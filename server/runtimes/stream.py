@@ -27,6 +27,7 @@ from ..monitoring.presence import PresenceWriter
 from ..monitoring.status import RunStatus
 from ..page.process import page_process
 from ..settings.fleet import FleetConfig
+from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
 
 
@@ -76,11 +77,12 @@ def run_fleet(
             on_strategy=status.watch,
             on_summary=summaries.append,
         )
+    deny_list = DenyList(config.deny_list)
     grid = StreamGrid(
         config.address,
         run_config=run_config,
         credentials=credentials,
-        is_denied=DenyList(config.deny_list),
+        is_denied=deny_list,
         status=status.snapshot,
         max_clients=config.max_clients,
         max_message_bytes=config.max_message_mb << 20,
@@ -122,58 +124,6 @@ def run_fleet(
 
 class AppFailed(ChildProcessError):
     """The ServerApp failed; the text is one line."""
-
-
-class DenyList:
-    """Names that are refused; the file is read again whenever it has changed.
-
-    Parameters
-    ----------
-    path : str
-        File with one name a line; empty: nobody is denied.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read at the start.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._names: set[str] = set()
-        self._said = ""
-        self._version: tuple[int, int, int] | None = None
-        if path:
-            try:
-                self._read()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-                raise ConfigError(
-                    "deny-list", path, f"must be a readable file ({reason})"
-                ) from None
-
-    def __call__(self, name: str) -> bool:
-        """Tell whether a client must stay out."""
-        if self._path:
-            try:
-                self._read()
-            except (OSError, UnicodeDecodeError) as error:  # the names read last still count
-                reason = getattr(error, "strerror", None) or str(error)
-                if reason != self._said:
-                    LOGGER.warning("deny-list %s: %s", self._path, reason)
-                self._said = reason
-            else:
-                self._said = ""
-        return name in self._names
-
-    def _read(self) -> None:
-        found = Path(self._path).stat()
-        version = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if version == self._version:
-            return
-        lines = Path(self._path).read_text(encoding="utf-8").splitlines()
-        self._names = {line.strip() for line in lines if line.strip()}
-        self._version = version
 
 
 def app_config(folder: Path) -> UserConfig:
