@@ -83,6 +83,7 @@ def run_fleet(
         run_config=run_config,
         credentials=credentials,
         is_denied=deny_list,
+        refresh_denied=deny_list.refresh,
         status=status.snapshot,
         max_clients=config.max_clients,
         max_message_bytes=config.max_message_mb << 20,

@@ -38,6 +38,8 @@ class Admission:
     ----------
     is_denied : callable
         Tells whether a client of this name is refused.
+    refresh_denied : callable
+        Called in another thread before the connected clients are checked against ``is_denied``.
     max_clients : int
         Names that are admitted.
     warnings : RateLimitedLog
@@ -64,6 +66,7 @@ class Admission:
         self,
         *,
         is_denied: Callable[[str], bool],
+        refresh_denied: Callable[[], object],
         max_clients: int,
         warnings: RateLimitedLog,
         connection_log: ConnectionLog,
@@ -71,6 +74,7 @@ class Admission:
         writes: WriteTasks,
     ) -> None:
         self._is_denied = is_denied
+        self._refresh_denied = refresh_denied
         self._max_clients = max_clients
         self._warnings = warnings
         self._connection_log = connection_log
@@ -130,8 +134,9 @@ class Admission:
             self._connection_log.log("lost the connection", connection.name)
         return True
 
-    def review(self) -> None:
+    async def review(self) -> None:
         """Close the connections of clients that have been denied since they were admitted."""
+        await asyncio.to_thread(self._refresh_denied)  # it may read a file: not on the event loop
         for connection in list(self.connections.values()):
             if not connection.closing and self._is_denied(connection.name):
                 self._logger.warning("%s is on the deny list now: closed", connection.name)

@@ -9,7 +9,9 @@ from flower_scheduling.strategies.flower import LOGGER
 
 
 class DenyList:
-    """Names that are refused, from a file that is read again whenever it has changed.
+    """Names that are refused, from a file that may change while the server runs.
+
+    A call looks a name up in memory; :meth:`refresh` alone reads the file.
 
     Parameters
     ----------
@@ -32,12 +34,18 @@ class DenyList:
 
     def __call__(self, name: str) -> bool:
         """Tell whether a client of this name is refused."""
-        if self._path:
-            reason = self._read()
-            if reason and reason != self._logged:
-                LOGGER.warning("deny-list %s: %s", self._path, reason)
-            self._logged = reason
         return name in self._names
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed; if it cannot be read, keep the names."""
+        if not self._path:
+            return
+        reason = self._read()
+        if reason and reason != self._logged:
+            # A path that is no UTF-8 has lone surrogates, which a log in a file cannot hold.
+            path = self._path.encode(errors="backslashreplace").decode()
+            LOGGER.warning("deny-list %s: %s", path, reason)
+        self._logged = reason
 
     def _read(self) -> str:
         """Return why the file cannot be read; nothing if it can."""

@@ -48,7 +48,10 @@ class StreamGrid(OwnGrid):
         TLS; without it the streams are in the clear and names unproven.
     is_denied : callable, optional
         Tells whether a client of this name is refused; asked of every client that says hello, and
-        every two seconds of those that are connected.
+        every two seconds of those that are connected. It must answer at once.
+    refresh_denied : callable, optional
+        Called every two seconds, in a thread of its own, before ``is_denied`` is asked of the
+        connected clients; :meth:`.DenyList.refresh` reads a file.
     status : callable, optional
         Takes this grid, returns what the ``Status`` method answers, ready for JSON; called in a
         thread. With TLS only a caller with a server's certificate is answered: the status names
@@ -79,6 +82,7 @@ class StreamGrid(OwnGrid):
         run_id: int = 1,
         credentials: grpc.ServerCredentials | None = None,
         is_denied: Callable[[str], bool] = lambda name: False,
+        refresh_denied: Callable[[], object] = lambda: None,
         status: Callable[[StreamGrid], Mapping[str, Any]] = lambda grid: {},
         max_clients: int = DEFAULT_MAX_CLIENTS,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
@@ -94,6 +98,7 @@ class StreamGrid(OwnGrid):
             secure=credentials is not None,
             status=lambda: status(self),
             is_denied=is_denied,
+            refresh_denied=refresh_denied,
             max_clients=max_clients,
             max_message_bytes=max_message_bytes,
             lost_after_s=lost_after_s,

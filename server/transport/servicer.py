@@ -73,6 +73,7 @@ class FleetServicer:
         secure: bool,
         status: Callable[[], Mapping[str, Any]],
         is_denied: Callable[[str], bool],
+        refresh_denied: Callable[[], object],
         max_clients: int,
         max_message_bytes: int,
         lost_after_s: float,
@@ -95,6 +96,7 @@ class FleetServicer:
         self.requests = RequestTable(clock, on_free=self.changed.set)
         self.admission = Admission(
             is_denied=is_denied,
+            refresh_denied=refresh_denied,
             max_clients=max_clients,
             warnings=self._warnings,
             connection_log=self._connection_log,
@@ -145,10 +147,10 @@ class FleetServicer:
         self._loop = asyncio.get_running_loop()
         self._leaving = False
 
-    def review(self) -> None:
+    async def review(self) -> None:
         """Do what is due from time to time."""
         self._warnings.flush_suppressed()
-        self.admission.review()
+        await self.admission.review()
 
     async def say_goodbye(self) -> None:
         """Send every client a goodbye, and end its stream."""

@@ -135,7 +135,7 @@ class StreamServer:
     async def _review(self) -> None:
         while True:
             await asyncio.sleep(_REVIEW_S)
-            self._servicer.review()
+            await self._servicer.review()
 
     def _log_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log what no code handles: gRPC leaves cancelled calls of its own behind at its end."""
