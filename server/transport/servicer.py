@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -24,11 +23,12 @@ from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks, chunk_reader
 from flower_scheduling.errors import WireError
-from flower_scheduling.strategies.flower import LOGGER, UNDELIVERABLE, RateLimitedLog
+from flower_scheduling.strategies.flower import UNDELIVERABLE, RateLimitedLog
 
 from .admission import Admission
 from .connection import Connection, is_server
 from .connection_log import ConnectionLog
+from .loop_logger import LoopLogger
 from .messages import Payload
 from .requests import Request, RequestTable
 
@@ -53,7 +53,7 @@ class FleetServicer:
 
     Attributes
     ----------
-    logger : Logger
+    logger : LoopLogger
         The event loop's log.
     lock : Lock
         Guards ``requests`` and ``admission.connections``.
@@ -87,7 +87,7 @@ class FleetServicer:
         self._lost_after_s = lost_after_s
         self._clock = clock
 
-        self.logger: logging.Logger = LOGGER
+        self.logger = LoopLogger()
         self._warnings = RateLimitedLog(clock, self.logger)
         self._connection_log = ConnectionLog(clock, self.logger)
         self._writes = WriteTasks(self.logger)

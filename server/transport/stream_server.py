@@ -88,12 +88,15 @@ class StreamServer:
         self._thread = None
 
     def _run(self, started: Future[int]) -> None:
+        self._servicer.logger.start()
         try:
             asyncio.run(self._main(started))
         except BaseException as error:
             if started.done():
                 raise
             started.set_exception(error)
+        finally:
+            self._servicer.logger.stop()
 
     async def _main(self, started: Future[int]) -> None:
         """Serve until :meth:`stop` is called."""

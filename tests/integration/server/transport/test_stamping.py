@@ -1,4 +1,4 @@
-"""A deny list that blocks does not hold up the stamping of arrivals."""
+"""Nothing that blocks holds up the stamping of arrivals: neither the log nor the deny list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from apps import echo_app
+from blocking_handler import blocking_handler
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from raw_client import RawClient
 from waiting import PATIENCE_S, until
 
 from flower_scheduling.client.stream import StreamClient
@@ -38,6 +40,26 @@ def measures_round_trips(grid: StreamGrid) -> bool:
     content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(4, dtype=np.float32))})})
     messages = [Message(content, node_id_of(name), MessageType.TRAIN) for name in NAMES]
     return all(exchange.rtt_s is not None for exchange in grid.exchange(messages, PATIENCE_S))
+
+
+def test_terminal_that_blocks_does_not_hold_up_a_round_trip() -> None:
+    with blocking_handler() as handler:
+        with contextlib.ExitStack() as stack:
+            grid = stack.enter_context(StreamGrid("127.0.0.1:0"))
+            stack.callback(handler.released.set)
+            raw = RawClient(f"127.0.0.1:{grid.port}")
+            stack.callback(raw.close)
+            raw.send(b"no frame at all")
+            assert raw.refusal()
+            assert handler.blocked.wait(PATIENCE_S)
+            with clients(grid):
+                assert measures_round_trips(grid)
+                assert handler.lines == [], "the first line is still blocked"
+            until(lambda: not list(grid.get_node_ids()))
+        first, *others = handler.lines  # written at the end of the server, if not before
+        assert first.startswith("refused client ipv4:127.0.0.1: ")
+        assert {name for line in others for name in NAMES if name in line} == set(NAMES)
+        assert others[-1].startswith("left: ")
 
 
 class WatchedList:
