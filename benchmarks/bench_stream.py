@@ -77,9 +77,9 @@ async def bare_clients(address: str, numbers: range) -> None:
 
 
 async def bare_client(address: str, number: int) -> None:
-    from flower_scheduling.client.wire import frames as wire
+    from flower_scheduling.client.wire.calls import channel_options
 
-    async with grpc.aio.insecure_channel(address, options=wire.channel_options()) as channel:
+    async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
         stream = channel.stream_stream(BARE)()
         await stream.write(b"%d" % number)
         while (data := await stream.read()) is not grpc.aio.EOF:
@@ -130,11 +130,11 @@ class BareEcho:
         self._thread.join()
 
     async def _main(self, started: Future[int]) -> None:
-        from flower_scheduling.client.wire import frames as wire
+        from flower_scheduling.client.wire.calls import server_options
 
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        server = grpc.aio.server(options=wire.server_options())
+        server = grpc.aio.server(options=server_options())
         method = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("bare", {"Echo": method}),)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import ipaddress
 import logging
 import math
 import os
@@ -24,14 +22,18 @@ from flower_scheduling.errors import (
     EXIT_USAGE,
     ClientConfigError,
     SchedulingError,
+    WireError,
     did_you_mean,
     fail,
 )
+from flower_scheduling.loading import load_object
 
 from .slots import take_slot
+from .wire.addresses import is_loopback
 from .wire.frames import package_version
 
 _OUR_APP: Final = "flower_scheduling.client.app:app"
+# Flags that the ClientApp reads from its node configuration, under their kebab-case names.
 _NODE_CONFIG: Final = (
     "partition_id",
     "num_partitions",
@@ -42,10 +44,9 @@ _NODE_CONFIG: Final = (
     "payload_bits",
     "compute",
 )
-"""Flags that the ClientApp reads from its node configuration, under their kebab-case names."""
-_PREFIX: Final = "FLOWER_CLIENT"
+_PREFIX: Final = "FLOWER_CLIENT"  # of environment variables
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/@\[\]]+")
-_WARN_DAYS: Final = 30
+_WARN_DAYS: Final = 30  # before a certificate's end
 
 
 def main(
@@ -58,7 +59,7 @@ def main(
     arguments : sequence of str, optional
         Instead of those of the process.
     available : callable
-        Tells whether the client takes work at first.
+        Returns whether the client takes work at first.
 
     Returns
     -------
@@ -74,7 +75,7 @@ def main(
     except OSError as error:
         return fail(str(error), EXIT_FAILED)
     except (click.Abort, KeyboardInterrupt):
-        pass  # the server was told; stopping is what was asked for
+        pass  # the server has had a goodbye, and the user wanted an end
     return EXIT_DONE
 
 
@@ -91,7 +92,7 @@ _name = click.option(
     default=socket.gethostname,
     show_default="host name",
     envvar="FLOWER_CLIENT_NAME",
-    help="Who this is.",
+    help="This client's name.",
 )
 _tls = click.option(
     "--tls",
@@ -111,8 +112,8 @@ _tls = click.option(
 @click.version_option(package_version(), prog_name="flower-client", allow_from_autoenv=False)
 @_server
 @_name
-@click.option("--partition-id", type=click.IntRange(min=0), help="Which share of MNIST, from 0.")
-@click.option("--num-partitions", type=click.IntRange(min=1), help="How many shares there are.")
+@click.option("--partition-id", type=click.IntRange(min=0), help="Share of MNIST, from 0.")
+@click.option("--num-partitions", type=click.IntRange(min=1), help="Number of shares.")
 @click.option(
     "--slots",
     type=click.Path(path_type=Path),
@@ -153,7 +154,7 @@ def cli(
     max_message_mb: int,
     **node: Any,
 ) -> None:
-    """Train for a flower-server whenever it asks. Reconnects for ever; SIGUSR1 opts out and in.
+    """Train on the requests of a flower-server. Reconnects for ever; SIGUSR1 opts out and in.
 
     Every flag can come from the environment, --distance-m as FLOWER_CLIENT_DISTANCE_M.
     """
@@ -166,7 +167,7 @@ def cli(
             raise ClientConfigError(
                 f"slots = {str(slots)!r}: needs --num-partitions, gives --name and --partition-id"
             )
-        # The number is this client's for as long as the lock lives.
+        # The number stays this client's until the lock is released at the end of the process.
         node["partition_id"], _lock = take_slot(slots, node["num_partitions"])
         name = f"client-{node['partition_id']}"
     _check_address(address, secure=tls is not None or insecure)
@@ -177,7 +178,7 @@ def cli(
     node_config["name"] = name
     if app_path == _OUR_APP and not {"partition-id", "num-partitions"} <= node_config.keys():
         raise ClientConfigError(
-            "which share of MNIST is this client's? Give --partition-id and --num-partitions"
+            "--partition-id and --num-partitions are missing: the client's share of MNIST"
         )
     if not node_config.get("partition-id", 0) < node_config.get("num-partitions", math.inf):
         raise ClientConfigError(
@@ -188,7 +189,7 @@ def cli(
 
     EmulatedDevice.from_node_config(node_config)  # refuses a wrong link or rate before connecting
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    flower = logging.getLogger("flwr")  # its own handler would say everything a second time
+    flower = logging.getLogger("flwr")  # its own handler would write every line a second time
     flower.handlers.clear()
     flower.propagate = True
     if tls is not None:
@@ -200,7 +201,7 @@ def cli(
 
         load_mnist(node_config["data-dir"])  # a disk that is full or read-only ends it here
 
-    from flower_scheduling.errors import WireError
+    from flwr.clientapp import ClientApp
 
     from .stream import StreamClient
 
@@ -208,7 +209,7 @@ def cli(
         client = StreamClient(
             address,
             name,
-            _load_app(app_path),
+            load_object(app_path, ClientApp, "app"),
             node_config,
             credentials=credentials,
             own_fault=own_fault,
@@ -225,7 +226,7 @@ def cli(
         )
 
     signal.signal(signal.SIGUSR1, toggle)
-    client.set_available(context.obj())  # it may have come meanwhile
+    client.set_available(context.obj())  # a signal may have come meanwhile
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup's
             signal.signal(each, lambda signum, frame: client.stop())
@@ -262,14 +263,14 @@ def health(
 
 
 def _own_or_programs(context: click.Context, key: str, value: Any) -> Any:
-    """Return a subcommand's flag, or what the program was given before the subcommand."""
+    """Return a subcommand's flag, or the one given before the subcommand."""
     if context.parent is None or context.get_parameter_source(key) == ParameterSource.COMMANDLINE:
         return value
     return context.parent.params[key]
 
 
 def _check_environment(context: click.Context) -> None:
-    """Refuse variables that look like flags and are none: their values would go unheard."""
+    """Refuse variables that look like flags and are none: they would have no effect."""
     known: set[str] = set()
     for command, prefix in (
         (cli, _PREFIX),
@@ -286,7 +287,7 @@ def _check_environment(context: click.Context) -> None:
 
 
 def _credentials(tls: Path | None, name: str) -> tuple[Any, Callable[[], str] | None]:
-    """Read the TLS files; return them, and what tells whether the certificate has expired."""
+    """Read the TLS files; return them, and a function that returns the certificate's fault."""
     from .wire.credentials import channel_credentials, client_files, expiry, load_certificate
 
     if tls is None:
@@ -315,32 +316,7 @@ def _check_address(address: str, *, secure: bool) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not _HOST.fullmatch(host) or not port.isdigit() or not 0 < int(port) < 65536:
         raise ClientConfigError(f"server = {address!r}: must be HOST:PORT")
-    if not secure and not _is_loopback(host):
+    if not secure and not is_loopback(host):
         raise ClientConfigError(
             f"server = {address!r} is beyond this machine: give --tls FOLDER, or --insecure"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _load_app(path: str) -> Any:
-    """Return the ClientApp at ``module:attribute``; the current folder is searched first."""
-    module_name, colon, attribute = path.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ClientConfigError(f"app = {path!r}: must be MODULE:ATTRIBUTE")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ClientConfigError(f"app = {path!r}: {error}") from None
-    from flwr.clientapp import ClientApp
-
-    if not isinstance(found, ClientApp):
-        raise ClientConfigError(f"app = {path!r} is a {type(found).__name__}, not a ClientApp")
-    return found

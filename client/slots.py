@@ -1,4 +1,4 @@
-"""Number the clients that start alike on one host, such as the replicas of a container."""
+"""Numbers for clients that start alike on one host, such as the replicas of a container."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ __all__ = ["take_slot"]
 
 
 def take_slot(folder: Path, count: int) -> tuple[int, filelock.BaseFileLock]:
-    """Take the lowest number that no other process has.
+    """Take the lowest number that no other process holds.
 
     Parameters
     ----------
     folder : Path
         A local folder that the processes share.
     count : int, >= 1
-        How many numbers there are.
+        Numbers that there are.
 
     Returns
     -------
     int, in [0, count)
         The number.
     filelock.BaseFileLock
-        Holds the number; it is free again when this is released or the process ends, however.
+        Holds the number: it is free again when the lock is released, or the process ends in any
+        way.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Fast conversion between numpy arrays and Flower's ``Array``.
+"""Fast conversion between numpy arrays, Flower's ``Array`` and serialised messages.
 
 ``Array`` holds the bytes of an ``.npy`` file. Writing and parsing its header takes numpy about
 20 us per array, a fifth of a small client's whole round, though all messages of a model carry
-the same few headers. They are kept here; the bytes on the wire stay exactly Flower's.
+the same few headers. They are cached here; the bytes on the wire stay exactly Flower's.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ __all__ = ["FastArray", "decode_array", "encode_array", "fast_record", "read_mes
 AnyArray: TypeAlias = NDArray[Any]
 _Fields: TypeAlias = dict[int, "_Fields | int"]
 
-_STYPE: Final = "numpy.ndarray"
-"""Flower's name for ``.npy`` content."""
-_MAGIC: Final = b"\x93NUMPY\x01\x00"
-"""Start of an ``.npy`` file of version 1.0, the one numpy writes for plain dtypes."""
+_STYPE: Final = "numpy.ndarray"  # Flower's name for .npy content
+_MAGIC: Final = b"\x93NUMPY\x01\x00"  # of .npy 1.0, which numpy writes for plain dtypes
 
 
 class FastArray(Array):
@@ -50,22 +48,22 @@ class FastArray(Array):
         return array_as(cls, array)
 
     def deflate(self) -> bytes:
-        """Return the bytes of a plain ``Array``: they name the class (flwr 1.42).
+        """Return the bytes of a plain ``Array``.
 
-        A SuperLink refuses objects of classes that it does not know.
+        They name the class (flwr 1.42), and a SuperLink refuses objects of unknown classes.
         """
-        self.slice_array()  # kept with us, so that no chunk is hashed twice
+        self.slice_array()  # cached in this object, so that no chunk is hashed twice
         return array_as(Array, self).deflate()
 
     def numpy(self) -> NDArray[Any]:
-        """Return a copy that the caller may change, as Flower's does."""
+        """Return a copy that the caller may change, like Flower's method."""
         return decode_array(self).copy()
 
 
 def fast_record(record: ArrayRecord) -> ArrayRecord:
-    """Return a record of its own with the same arrays, fast to decode.
+    """Return a copy of a record whose arrays are fast to decode.
 
-    They share the bytes, which cannot change.
+    Both share the arrays' bytes, which cannot change.
     """
     copy = record.copy()
     for key, array in record.items():
@@ -77,8 +75,8 @@ def fast_record(record: ArrayRecord) -> ArrayRecord:
 def read_message(data: bytes | memoryview) -> Message:
     """Read a serialised message, like Flower's ``message_from_proto`` but faster.
 
-    Flower makes every array twice, each time through a constructor that sorts out five signatures:
-    three quarters of the time that a small model's message takes.
+    Flower makes every array twice, each time through a constructor with five signatures: three
+    quarters of the time that a small model's message takes.
 
     Parameters
     ----------
@@ -88,7 +86,8 @@ def read_message(data: bytes | memoryview) -> Message:
     Raises
     ------
     Exception
-        If it is none, or of too many parts; whatever protobuf and Flower raise.
+        If the bytes are no message, or one of too many parts; of any kind that protobuf and Flower
+        raise.
     """
     if len(data) > _UNCOUNTED_BYTES:
         _count(memoryview(data), 0, len(data), _PARTS, _MAX_PARTS)
@@ -126,8 +125,8 @@ def _array_record(proto: ProtoArrayRecord) -> ArrayRecord:
 def _count(data: memoryview, begin: int, end: int, fields: _Fields, left: int) -> int:
     """Count the parts of a serialised message; return how many more there may be.
 
-    Two bytes make an empty part, which takes 50 once it is read, and microseconds: a message of
-    16 MB could take half a gigabyte and half a minute.
+    Two bytes make an empty part, for which the parser takes 50 bytes and microseconds: a message
+    of 16 MB could take half a gigabyte and half a minute.
 
     Raises
     ------
@@ -172,7 +171,10 @@ def _varint(data: memoryview, begin: int) -> tuple[int, int]:
 
 
 def _fields(descriptor: Any) -> _Fields:
-    """Return by number what fields hold: parts, numbers of so many bytes at least, or 0, text."""
+    """Return the content of fields by their number.
+
+    A dict for parts, the least bytes of a number for numbers, 0 for text.
+    """
     fields: _Fields = {}
     for field in descriptor.fields:
         sizes = {field.TYPE_DOUBLE: 8, field.TYPE_STRING: 0, field.TYPE_BYTES: 0}
@@ -182,9 +184,9 @@ def _fields(descriptor: Any) -> _Fields:
 
 
 _PARTS: Final = _fields(ProtoMessage.DESCRIPTOR)
-_UNCOUNTED_BYTES: Final = 2**16
-_MAX_PARTS: Final = 100_000
-_NUMBERS_A_PART: Final = 10
+_UNCOUNTED_BYTES: Final = 2**16  # a message of so few cannot take long
+_MAX_PARTS: Final = 100_000  # of one message
+_NUMBERS_A_PART: Final = 10  # numbers of a list that cost as much as a part
 
 
 def encode_array(values: AnyArray) -> FastArray:
@@ -208,9 +210,9 @@ def encode_array(values: AnyArray) -> FastArray:
 def decode_array(array: Array) -> AnyArray:
     """Convert Flower's ``Array`` to numpy, like ``array.numpy()`` but faster and without a copy.
 
-    ``array.numpy()`` parses the header every time, which takes 20 us, and allocates whatever a
-    hostile header claims. Headers repeat, so their parsed form is kept, and the size is checked
-    against the bytes that are there.
+    ``array.numpy()`` parses the header every time, which takes 20 us, and allocates what a hostile
+    header claims. Headers repeat, so their parsed form is cached, and the size is checked against
+    the bytes that are there.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""TLS files: read them, and find out before the other end does what is wrong with them."""
+"""TLS files, read and checked before the other end of a connection would refuse them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from cryptography.x509.oid import NameOID
 from flower_scheduling.errors import CertificateTimeError, ClientConfigError
 
 __all__ = [
+    "alternative_names",
     "channel_credentials",
     "check_pair",
     "client_files",
     "common_name",
     "days_left",
     "expiry",
+    "host_names",
     "load_certificate",
     "load_key",
     "server_credentials",
@@ -49,7 +51,7 @@ def channel_credentials(folder: Path, name: str) -> grpc.ChannelCredentials:
 
 
 def client_files(folder: Path, name: str) -> tuple[Path, Path, Path]:
-    """Return where a client's authority, certificate and key are."""
+    """Return the paths of a client's authority, certificate and key."""
     own = folder / "clients" if (folder / "clients" / f"{name}.pem").exists() else folder
     return folder / "ca.pem", own / f"{name}.pem", own / f"{name}.key"
 
@@ -79,14 +81,14 @@ def check_pair(
     name: str | None = None,
     now: datetime.datetime | None = None,
 ) -> None:
-    """Refuse certificate files that the other end would refuse, and say why.
+    """Refuse certificate files that the other end would refuse, with a reason.
 
     Parameters
     ----------
     ca, certificate, key : Path
-        PEM files: the authority, one's own certificate, and its private key.
+        PEM files: the authority, the certificate of this end, and its private key.
     name : str, optional
-        What the certificate must be issued to.
+        The name that the certificate must be issued to.
     now : datetime, optional
         The time at which it must be valid; the present by default.
 
@@ -94,7 +96,7 @@ def check_pair(
     ------
     ClientConfigError
         If a file is missing or unreadable, the key is another certificate's, the authority is
-        another, or the certificate is issued to somebody else.
+        another, or the certificate is issued to another name.
     CertificateTimeError
         If the certificate has expired or is not valid yet.
     """
@@ -126,7 +128,7 @@ def expiry(certificate: x509.Certificate, now: datetime.datetime | None = None) 
 
 
 def days_left(certificate: x509.Certificate, now: datetime.datetime | None = None) -> int:
-    """Return for how many whole days a certificate is still valid."""
+    """Return the number of whole days that a certificate is still valid."""
     return math.floor(_rest(certificate, now) / datetime.timedelta(days=1))
 
 
@@ -135,9 +137,25 @@ def _rest(certificate: x509.Certificate, now: datetime.datetime | None) -> datet
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """Return to whom a certificate is issued."""
+    """Return the name that a certificate is issued to."""
     values = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(values[0].value) if values else ""
+
+
+def alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    """Return a certificate's subject alternative names; perhaps there are none."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return x509.SubjectAlternativeName([])
+    return extension.value
+
+
+def host_names(certificate: x509.Certificate) -> list[str]:
+    """Return the hosts that a server's certificate names: host names, then IP addresses."""
+    names = alternative_names(certificate)
+    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
 
 
 def load_certificate(path: Path) -> x509.Certificate:
@@ -146,7 +164,7 @@ def load_certificate(path: Path) -> x509.Certificate:
     Raises
     ------
     ClientConfigError
-        If there is none.
+        If it cannot be read.
     """
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
@@ -162,7 +180,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     Raises
     ------
     ClientConfigError
-        If there is none, or not of the kind that flower-certs makes.
+        If it cannot be read, or is not of the kind that flower-certs makes.
     """
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)

@@ -1,4 +1,4 @@
-"""Ask a flower-server whether it serves, as container health checks do."""
+"""The health check of a flower-server, and hints on connections that fail."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from flower_scheduling.errors import ClientConfigError
 
 __all__ = ["OwnFault", "check_health", "check_timeout", "no_answer", "tls_hint"]
 
+# Returns what is wrong with this end's certificate by now; an empty text if nothing is.
 OwnFault: TypeAlias = Callable[[], str]
-"""Tells what is wrong with a certificate by now; nothing: an empty text."""
 
 
 def check_health(
@@ -26,7 +26,7 @@ def check_health(
     channel : grpc.Channel
         To the server.
     address : str
-        Its ``host:port``, for what is said if it does not answer.
+        The server's ``host:port``, for errors.
     timeout_s : float
         Longest wait for the answer [s].
     own_fault : callable, optional
@@ -35,7 +35,7 @@ def check_health(
     Raises
     ------
     ConnectionError
-        If it does not answer in time, or does not serve.
+        If the server does not answer in time, or does not serve.
     """
     check_timeout(timeout_s)
     try:
@@ -49,12 +49,12 @@ def check_health(
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Refuse a wait that is none.
+    """Refuse a timeout that is not above 0.
 
     Raises
     ------
     ClientConfigError
-        If it is not above 0.
+        If so.
     """
     if not timeout_s > 0:
         raise ClientConfigError(f"timeout-s = {timeout_s}: must be above 0")
@@ -63,19 +63,19 @@ def check_timeout(timeout_s: float) -> None:
 def no_answer(
     address: str, error: grpc.RpcError, own_fault: OwnFault | None = None
 ) -> ConnectionError:
-    """Return what to raise when a server did not answer a question."""
+    """Return the error to raise when a server did not answer."""
     reason = str(error.details() if isinstance(error, grpc.Call) else error)
     hint = tls_hint(reason, own_fault)
     return ConnectionError(f"no flower-server answers at {address}: {reason}{hint}")
 
 
 def tls_hint(reason: str, own_fault: OwnFault | None = None) -> str:
-    """Return what may be behind a connection that breaks before anything was said.
+    """Return the likely cause of a connection that breaks before the first frame, in brackets.
 
     Parameters
     ----------
     reason : str
-        What gRPC says.
+        gRPC's reason.
     own_fault : callable, optional
         Returns what is wrong with this end's certificate by now, or nothing; None without TLS.
     """
@@ -83,7 +83,7 @@ def tls_hint(reason: str, own_fault: OwnFault | None = None) -> str:
     broken = "socket closed" in words or "connection reset" in words or "settings frame" in words
     if own_fault is not None and (broken or "handshake" in words):
         doubt = "is the server's certificate valid, and does it come from the same authority?"
-        if "certificate has expired" in words:  # our end says so, of theirs
+        if "certificate has expired" in words:  # this end found the server's expired
             doubt = "the server's: renew it with flower-certs, restart the server"
         return f" ({own_fault() or doubt})"
     if broken:

@@ -16,7 +16,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flower_scheduling.client.wire.credentials import check_pair, expiry, load_certificate, load_key
+from flower_scheduling.client.wire.credentials import (
+    alternative_names,
+    check_pair,
+    expiry,
+    load_certificate,
+    load_key,
+)
 from flower_scheduling.errors import ClientConfigError, ConfigError
 
 CA_DAYS: Final = 3650
@@ -141,17 +147,10 @@ class CertificateFolder:
         return ""
 
     def _other_hosts(self, names: x509.SubjectAlternativeName) -> str:
-        held = self._server_names()
+        held = alternative_names(load_certificate(self.path / "server.pem"))
         if set(held) == set(names):
             return ""
         return f"names {_spelled(names)} now, not {_spelled(held)}"
-
-    def _server_names(self) -> x509.SubjectAlternativeName:
-        extensions = load_certificate(self.path / "server.pem").extensions
-        try:
-            return extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except x509.ExtensionNotFound:
-            return x509.SubjectAlternativeName([])
 
     def _create_authority(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -188,7 +187,10 @@ class CertificateFolder:
         hosts : sequence of str
             Names and addresses of the server, instead of those in its certificate.
         """
-        names = _general_names(hosts) if hosts else self._server_names()
+        if hosts:
+            names = _general_names(hosts)
+        else:
+            names = alternative_names(load_certificate(self.path / "server.pem"))
         self._issue("server", "server", _SERVER_USAGES, names)
         clients = sorted(path.stem for path in (self.path / "clients").glob("*.pem"))
         for client in clients:

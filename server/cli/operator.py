@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.client.wire.credentials import check_pair, load_certificate
+from flower_scheduling.client.wire.credentials import check_pair, host_names, load_certificate
 from flower_scheduling.client.wire.health import check_timeout, no_answer
 from flower_scheduling.errors import ClientConfigError
 
@@ -42,17 +42,17 @@ def operator_channel(address: str, tls: Path | None) -> Iterator[grpc.Channel]:
     else:
         ca, certificate, key = tls / "ca.pem", tls / "server.pem", tls / "server.key"
         check_pair(ca, certificate, key)
-        extensions = load_certificate(certificate).extensions
+        served = load_certificate(certificate)
         try:
-            usages = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            usages = served.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         except x509.ExtensionNotFound:
             usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])  # no limits
         if ExtendedKeyUsageOID.CLIENT_AUTH not in usages:
             raise ClientConfigError(
                 f"{certificate} is for serving alone: run flower-certs renew, restart the server"
             )
-        if names := _names(extensions):
-            options.append(("grpc.ssl_target_name_override", names[0]))
+        if hosts := host_names(served):
+            options.append(("grpc.ssl_target_name_override", hosts[0]))
         channel = grpc.secure_channel(
             address,
             grpc.ssl_channel_credentials(
@@ -79,12 +79,3 @@ def read_status(channel: grpc.Channel, address: str, timeout_s: float) -> dict[s
     except grpc.RpcError as error:
         raise no_answer(address, error) from None
     return status
-
-
-def _names(extensions: x509.Extensions) -> list[str]:
-    try:
-        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
-    return [*names.get_values_for_type(x509.DNSName), *addresses]

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ..transport.sockets import is_loopback, listen
+from flower_scheduling.client.wire.addresses import is_loopback
+
+from ..transport.sockets import listen
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8501"
 TOKEN_VARIABLE: Final = "FLOWER_SERVER_PAGE_TOKEN"

@@ -20,7 +20,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..transport.sockets import is_loopback
+from flower_scheduling.client.wire.addresses import is_loopback
+
 from .numbers import to_json
 from .run_view import RunView
 from .saved import SCRIPTS, saved_page, static

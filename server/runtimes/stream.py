@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,6 +16,7 @@ from flwr.serverapp import ServerApp
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.loading import load_object
 from flower_scheduling.strategies.flower import LOGGER, RoundHook
 
 from ..app import check_settings, create_app
@@ -28,6 +27,7 @@ from ..monitoring.presence import PresenceWriter
 from ..monitoring.status import RunStatus
 from ..page.process import page_process
 from ..settings.fleet import FleetConfig
+from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
 
 
@@ -65,7 +65,7 @@ def run_fleet(
     alarm_log = AlarmLog()
     status = RunStatus(None if config.app else config.rounds, alarm_log)
     if config.app:
-        server_app = load_server_app(config.app)
+        server_app = load_object(config.app, ServerApp, "app")
         run_config = app_config(Path())
     else:
         check_settings(config.server_config(), resume=resume)  # before anybody can connect
@@ -77,11 +77,13 @@ def run_fleet(
             on_strategy=status.watch,
             on_summary=summaries.append,
         )
+    deny_list = DenyList(config.deny_list)
     grid = StreamGrid(
         config.address,
         run_config=run_config,
         credentials=credentials,
-        is_denied=DenyList(config.deny_list),
+        is_denied=deny_list,
+        refresh_denied=deny_list.refresh,
         status=status.snapshot,
         max_clients=config.max_clients,
         max_message_bytes=config.max_message_mb << 20,
@@ -125,58 +127,6 @@ class AppFailed(ChildProcessError):
     """The ServerApp failed; the text is one line."""
 
 
-class DenyList:
-    """Names that are refused; the file is read again whenever it has changed.
-
-    Parameters
-    ----------
-    path : str
-        File with one name a line; empty: nobody is denied.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read at the start.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._names: set[str] = set()
-        self._said = ""
-        self._version: tuple[int, int, int] | None = None
-        if path:
-            try:
-                self._read()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-                raise ConfigError(
-                    "deny-list", path, f"must be a readable file ({reason})"
-                ) from None
-
-    def __call__(self, name: str) -> bool:
-        """Tell whether a client must stay out."""
-        if self._path:
-            try:
-                self._read()
-            except (OSError, UnicodeDecodeError) as error:  # the names read last still count
-                reason = getattr(error, "strerror", None) or str(error)
-                if reason != self._said:
-                    LOGGER.warning("deny-list %s: %s", self._path, reason)
-                self._said = reason
-            else:
-                self._said = ""
-        return name in self._names
-
-    def _read(self) -> None:
-        found = Path(self._path).stat()
-        version = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if version == self._version:
-            return
-        lines = Path(self._path).read_text(encoding="utf-8").splitlines()
-        self._names = {line.strip() for line in lines if line.strip()}
-        self._version = version
-
-
 def app_config(folder: Path) -> UserConfig:
     """Return the run configuration of the Flower app in a folder, as ``flwr run`` would.
 
@@ -200,25 +150,3 @@ def app_config(folder: Path) -> UserConfig:
     except (OSError, ValueError) as error:
         raise ConfigError("app", str(file), f"must be a Flower app's settings ({error})") from None
     return config
-
-
-def load_server_app(path: str) -> ServerApp:
-    """Return the ServerApp at ``module:attribute``; the current folder is searched first.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
-    module_name, colon, attribute = path.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError("app", path, "must be MODULE:ATTRIBUTE")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("app", path, f"must be the name of a ServerApp ({error})") from None
-    if not isinstance(found, ServerApp):
-        raise ConfigError("app", path, f"must be a ServerApp, not a {type(found).__name__}")
-    return found

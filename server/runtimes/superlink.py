@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -28,9 +28,12 @@ from typing import Any, Final, Self
 
 import httpx
 import tomli_w
-from cryptography import x509
 
-from flower_scheduling.client.wire.credentials import load_certificate, server_credentials
+from flower_scheduling.client.wire.credentials import (
+    host_names,
+    load_certificate,
+    server_credentials,
+)
 from flower_scheduling.errors import ConfigError, SuperLinkError
 from flower_scheduling.strategies.flower import LOGGER
 
@@ -569,20 +572,9 @@ def _join(host: str, port: int) -> str:
 
 def _require_host(tls: Path, host: str) -> None:
     """Refuse a certificate under whose names Flower's own programs do not find the SuperLink."""
-    certificate = load_certificate(tls / "server.pem")
-    names: Sequence[object] = []
-    try:
-        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        pass
-    else:
-        addresses = extension.value.get_values_for_type(x509.IPAddress)
-        names = [*extension.value.get_values_for_type(x509.DNSName), *addresses]
-    try:
-        wanted: object = ipaddress.ip_address(host)
-    except ValueError:
-        wanted = host
-    if wanted not in names:
+    with suppress(ValueError):
+        host = str(ipaddress.ip_address(host))  # spelled as in host_names
+    if host not in host_names(load_certificate(tls / "server.pem")):
         raise ConfigError(
             "tls",
             str(tls),

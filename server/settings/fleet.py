@@ -6,11 +6,11 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
+from flower_scheduling.client.wire.addresses import is_loopback
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies import GivenFloors, parse_floors
 
-from ..transport.grid import DEFAULT_MAX_CLIENTS
-from ..transport.sockets import is_loopback
+from ..transport.admission import DEFAULT_MAX_CLIENTS
 from .base import setting
 from .run import ServerConfig
 

@@ -1,42 +1,218 @@
-"""Connections that have not said hello yet: how many may wait, and for how long."""
+"""The admission of clients: which of them get in, and under which connection each is reached."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import grpc
+
+from flower_scheduling.client.wire import chunks
+from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.calls import WriteTasks, chunk_reader
+from flower_scheduling.errors import WireError
+from flower_scheduling.strategies.flower import RateLimitedLog
+
+from .connection import FAREWELL_S, Connection, certified_names, host_of, node_id_of
+from .connection_log import ConnectionLog
+
+DEFAULT_MAX_CLIENTS: Final = 10_000
+"""Names that are admitted by default, at most."""
+
 _HELLO_TIMEOUT_S: Final = 10.0
-_MAX_STRANGERS: Final = 2048  # a fleet may come at once
+_MAX_PENDING: Final = 2048  # handshakes: a whole fleet may connect at once
+_DENIED: Final = "it is on the server's deny list"
 
 
-class Strangers:
-    """Await the first frames of new connections, of boundedly many.
+class Admission:
+    """The checks that a client passes before it is served, and the connections of those served.
 
-    If there are too many, the one that has been silent for longest goes, of the host that has
-    most: a client's hello comes at once.
+    A client is known by its name. A second connection under the name of a connected client is
+    refused, unless it proves to be the same client: by a certificate of that name or as the same
+    process. Then it replaces the first, since half-open connections are normal on radio.
 
     Parameters
     ----------
-    on_silence : callable
-        Takes the host of a connection that is closed without a hello.
+    is_denied : callable
+        Tells whether a client of this name is refused.
+    refresh_denied : callable
+        Called in another thread before the connected clients are checked against ``is_denied``.
+    max_clients : int
+        Names that are admitted.
+    warnings : RateLimitedLog
+        Takes the reasons of refusals.
+    connection_log : ConnectionLog
+        Takes what happens to connections.
+    logger : Logger
+        Takes other lines.
+    writes : WriteTasks
+        Runs the farewells.
+
+    Attributes
+    ----------
+    connections : dict
+        By node id, of the clients that are admitted. The event loop alone changes it, under the
+        server's lock.
+    pending : PendingHandshakes
+        Streams that have not said hello.
+    num_refused : int
+        Connections that were refused.
     """
 
-    def __init__(self, on_silence: Callable[[str], None]) -> None:
-        self._on_silence = on_silence
+    def __init__(
+        self,
+        *,
+        is_denied: Callable[[str], bool],
+        refresh_denied: Callable[[], object],
+        max_clients: int,
+        warnings: RateLimitedLog,
+        connection_log: ConnectionLog,
+        logger: logging.Logger,
+        writes: WriteTasks,
+    ) -> None:
+        self._is_denied = is_denied
+        self._refresh_denied = refresh_denied
+        self._max_clients = max_clients
+        self._warnings = warnings
+        self._connection_log = connection_log
+        self._logger = logger
+        self._writes = writes
+        self._known: set[int] = set()  # nodes that were ever admitted
+        self.connections: dict[int, Connection] = {}
+        self.pending = PendingHandshakes(self._log_timeout)
+        self.num_refused = 0
+
+    async def admit(self, context: grpc.aio.ServicerContext) -> wire.Hello | None:
+        """Read a stream's first frame; return it if its client is admitted, else refuse it."""
+        try:
+            frame = chunks.read_frame(chunk_reader(context), wire.MAX_HELLO_BYTES)
+            data = await self.pending.first_frame(host_of(context), frame)
+            if data is None:
+                return None
+            hello = wire.decode(data)
+            if not isinstance(hello, wire.Hello):
+                raise WireError("the first frame is no hello")
+        except WireError as error:
+            await self._refuse(context, host_of(context), wire.Refusal.BAD_FRAME, str(error))
+            return None
+        objection = self._objection(hello, certified_names(context))
+        if objection is not None:
+            await self._refuse(context, hello.name, *objection)
+            return None
+        return hello
+
+    def register(self, connection: Connection, hello: wire.Hello) -> None:
+        """Enter a connection, in place of the client's earlier one; called under the lock."""
+        replaced = self.connections.get(connection.node_id)
+        self.connections[connection.node_id] = connection
+        self._known.add(connection.node_id)
+        if replaced is None:
+            self._connection_log.log("connected", connection.name)
+        else:
+            self._connection_log.log("back, the old connection is closed", connection.name)
+            reason = "a newer connection has taken its place"
+            self._writes.spawn(replaced.close(wire.Refused(wire.Refusal.REPLACED, reason)))
+        if hello.package != wire.package_version():
+            self._warnings.log(
+                "clients of another version",
+                connection.name,
+                f"{connection.name} has version {hello.package}, the server "
+                f"{wire.package_version()}: install the same on both",
+            )
+
+    def unregister(self, connection: Connection) -> bool:
+        """Remove a connection; False if a newer one has replaced it. Called under the lock."""
+        if self.connections.get(connection.node_id) is not connection:
+            return False
+        del self.connections[connection.node_id]
+        if connection.left:
+            self._connection_log.log("left", connection.name)
+        elif not connection.closing:
+            self._connection_log.log("lost the connection", connection.name)
+        return True
+
+    async def review(self) -> None:
+        """Close the connections of clients that have been denied since they were admitted."""
+        await asyncio.to_thread(self._refresh_denied)  # it may read a file: not on the event loop
+        for connection in list(self.connections.values()):
+            if not connection.closing and self._is_denied(connection.name):
+                self._logger.warning("%s is on the deny list now: closed", connection.name)
+                connection.left = True  # its work is not waited for
+                self._writes.spawn(connection.close(wire.Refused(wire.Refusal.DENIED, _DENIED)))
+
+    def _objection(self, hello: wire.Hello, names: set[str]) -> tuple[str, str] | None:
+        """Return code and reason if a client must be refused; ``names`` are its certificate's."""
+        if hello.protocol != wire.PROTOCOL_VERSION:
+            return wire.Refusal.VERSION, (
+                f"it speaks protocol {hello.protocol} (version {hello.package}), the server "
+                f"{wire.PROTOCOL_VERSION} (version {wire.package_version()}): "
+                "install the same version on both"
+            )
+        if names and hello.name not in names:
+            listed = ", ".join(sorted(names))
+            return wire.Refusal.NOT_YOUR_NAME, f"its certificate is for {listed}"
+        if self._is_denied(hello.name):
+            return wire.Refusal.DENIED, _DENIED
+        node_id = node_id_of(hello.name)
+        if node_id not in self._known and len(self._known) >= self._max_clients:
+            return wire.Refusal.FULL, (
+                f"the server has met {self._max_clients} clients already, and takes no more of "
+                "other names (--max-clients)"
+            )
+        living = self.connections.get(node_id)
+        if living is not None and hello.session != living.session and hello.name not in names:
+            return wire.Refusal.NAME_IN_USE, (
+                "another client of this name is connected, and without a certificate of that "
+                "name nothing tells which is the right one"
+            )
+        return None
+
+    async def _refuse(
+        self, context: grpc.aio.ServicerContext, client: str, code: str, reason: str
+    ) -> None:
+        self.num_refused += 1
+        self._warnings.log(
+            f"refused clients ({code})", client, f"refused client {client}: {reason}"
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await context.write(wire.encode(wire.Refused(code, reason)))
+
+    def _log_timeout(self, host: str) -> None:
+        text = f"no hello from {host}: its connection is closed"
+        self._warnings.log("silent connections", host, text)
+
+
+class PendingHandshakes:
+    """Streams that have not said hello: boundedly many, each for a bounded time.
+
+    If there are too many, one is closed: the eldest of the host that has the most. A client's
+    hello comes at once.
+
+    Parameters
+    ----------
+    on_timeout : callable
+        Takes the host of a stream that is closed without a hello.
+    """
+
+    def __init__(self, on_timeout: Callable[[str], None]) -> None:
+        self._on_timeout = on_timeout
         self._waiting: dict[str, dict[asyncio.Future[bytes | None], None]] = {}  # by host, in order
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
     def hosts(self) -> dict[str, int]:
-        """Return how many are awaited of each host."""
+        """Return the number of streams of each host."""
         return {host: len(readings) for host, readings in self._waiting.items()}
 
     async def first_frame(self, host: str, frame: Awaitable[bytes | None]) -> bytes | None:
         """Return the first frame of a stream from ``host``; None if it does not come soon."""
-        if len(self) >= _MAX_STRANGERS:
-            self._send_one_away()
+        if len(self) >= _MAX_PENDING:
+            self._close_one()
         reading = asyncio.ensure_future(frame)
         self._waiting.setdefault(host, {})[reading] = None
         try:
@@ -45,15 +221,15 @@ class Strangers:
             reading.cancel()
             self._forget(host, reading)
         if not done:
-            self._on_silence(host)
+            self._on_timeout(host)
         return reading.result() if done and not reading.cancelled() else None
 
-    def _send_one_away(self) -> None:
-        crowd = max(self._waiting, key=lambda host: len(self._waiting[host]))
-        oldest = next(iter(self._waiting[crowd]))
-        oldest.cancel()
-        self._forget(crowd, oldest)
-        self._on_silence(crowd)
+    def _close_one(self) -> None:
+        crowded = max(self._waiting, key=lambda host: len(self._waiting[host]))
+        eldest = next(iter(self._waiting[crowded]))
+        eldest.cancel()
+        self._forget(crowded, eldest)
+        self._on_timeout(crowded)
 
     def _forget(self, host: str, reading: asyncio.Future[bytes | None]) -> None:
         readings = self._waiting.get(host, {})

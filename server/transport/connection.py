@@ -1,9 +1,10 @@
-"""One client's stream, as the server holds it, and what gRPC knows of the other end."""
+"""A client's stream, as the server holds it, and what gRPC knows of its other end."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import math
 from collections.abc import Callable
 from typing import Final
@@ -12,16 +13,15 @@ import grpc
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.strategies.flower import LOGGER
 
 FAREWELL_S: Final = 1.0
-"""Longest wait for a last frame to go out [s]."""
+"""Longest wait for a last frame to be written [s]."""
 
 _HEADER_BYTES: Final = 4096  # room for a frame's header
-
-
-_RESERVED_NODE_IDS: Final = 2  # 0 means nobody to Flower, 1 is the SuperLink
+_AVAILABILITY_S: Final = 1.0  # between two changes of a client's mind: each wakes the scheduler
+_RESERVED_NODE_IDS: Final = 2  # to Flower 0 is no node, and 1 the SuperLink
 
 
 def node_id_of(name: str) -> int:
@@ -31,9 +31,32 @@ def node_id_of(name: str) -> int:
 
 
 class Connection:
-    """A stream whose client has said hello. It lives in the event loop."""
+    """A stream whose client has said hello, in use by the event loop alone.
 
-    def __init__(self, context: grpc.aio.ServicerContext, hello: wire.Hello) -> None:
+    Parameters
+    ----------
+    context : grpc.aio.ServicerContext
+        gRPC's call.
+    hello : Hello
+        The client's first frame.
+    logger : Logger
+        Takes the lines about it.
+
+    Attributes
+    ----------
+    closing : bool
+        The server ends it.
+    left : bool
+        The client has said goodbye, or is shut out: its work is not waited for.
+    stuck : bool
+        The client does not read any more.
+    num_useless : int
+        Frames that no caller waited for.
+    """
+
+    def __init__(
+        self, context: grpc.aio.ServicerContext, hello: wire.Hello, logger: logging.Logger
+    ) -> None:
         self.name = hello.name
         self.node_id = node_id_of(hello.name)
         self.session = hello.session
@@ -41,12 +64,13 @@ class Connection:
         self.max_payload_bytes = hello.max_message_bytes - _HEADER_BYTES
         self.closing = False
         self.left = False
-        self.stuck = False  # takes nothing any more
+        self.stuck = False
+        self.num_useless = 0
         self.reader: asyncio.Future[None] | None = None
-        self.wanted: bool | None = None  # availability, until the next change is due
-        self.changed_s = -math.inf  # time of the last one
-        self.useless = 0  # frames that nobody waited for
         self._context = context
+        self._logger = logger
+        self._requested: bool | None = None  # availability, until it is applied
+        self._applied_s = -math.inf
         self._turn = asyncio.Lock()  # gRPC takes one frame at a time
 
     @property
@@ -57,46 +81,61 @@ class Connection:
     async def send(self, frame: bytes, before: Callable[[], bool] = lambda: True) -> None:
         """Send a frame, if ``before``, called when its turn has come, returns true.
 
-        A client that takes nothing for a minute is closed: else what is to be sent would pile up.
+        The stream ends if the client takes nothing for a minute: frames would pile up.
         """
         async with self._turn:
             if self.stuck or not before():
                 return
             try:
-                for piece in wire.pieces(frame):
-                    async with asyncio.timeout(wire.PIECE_TIMEOUT_S):
-                        await self._context.write(piece)
+                for chunk in chunks.split(frame):
+                    async with asyncio.timeout(chunks.CHUNK_TIMEOUT_S):
+                        await self._context.write(chunk)
             except TimeoutError:
                 self.stuck = True
                 if self.reader is not None:
                     self.reader.cancel()
 
     async def close(self, farewell: wire.Frame) -> None:
-        """Tell the client why, and end the stream."""
+        """Send a last frame that says why, and end the stream."""
         self.closing = True
         try:
             await asyncio.wait_for(self.send(wire.encode(farewell)), FAREWELL_S)
         except Exception as error:  # it is half-open, or gone already
-            LOGGER.debug("no farewell to %s: %r", self.name, error)
+            self._logger.debug("no farewell to %s: %r", self.name, error)
         if self.reader is not None:
             self.reader.cancel()
 
+    def request_availability(self, available: bool, now_s: float) -> float | None:
+        """Note whether the client takes work; return after which pause to apply that [s].
+
+        None if an earlier request waits to be applied: it will be with the newest value.
+        """
+        waits = self._requested is not None
+        self._requested = available
+        return None if waits else max(0.0, self._applied_s + _AVAILABILITY_S - now_s)
+
+    def apply_availability(self, now_s: float) -> bool:
+        """Apply what was requested last; tell whether the client has become available."""
+        was_available, self.available = self.available, bool(self._requested)
+        self._requested, self._applied_s = None, now_s
+        return self.available and not was_available
+
 
 def host_of(context: grpc.aio.ServicerContext) -> str:
-    """Return where a stream comes from, without the port: that is new each time."""
+    """Return the other end's address, without the port: that is new each time."""
     peer: str = context.peer()
     return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
 
 def certified_names(context: grpc.aio.ServicerContext) -> set[str]:
-    """Return the names in the client's certificate; none without TLS."""
+    """Return the names in the client's certificate; without TLS there are none."""
     properties = context.auth_context()
     fields = ("x509_common_name", "x509_subject_alternative_name")
     return {name.decode() for key in fields for name in properties.get(key, ())}
 
 
 def is_server(context: grpc.aio.ServicerContext) -> bool:
-    """Tell whether the caller's certificate is one that servers have."""
+    """Tell whether the caller's certificate is a server's."""
     for pem in context.auth_context().get("x509_pem_cert", ()):
         try:
             certificate = x509.load_pem_x509_certificate(pem)

@@ -1,50 +1,52 @@
-"""Log lines about who comes and goes, those of a second together: a fleet may come at once."""
+"""The connection log: lines about connected and lost clients, those of half a second together."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from flower_scheduling.strategies.flower import LOGGER
-
-_PAUSE_S: Final = 0.5  # between who comes or goes and the line about it
-_LINES_A_MINUTE: Final = 20  # after that they are put off
-_NAMES_TOLD: Final = 5
+_PAUSE_S: Final = 0.5  # between an event and its line: a whole fleet may connect at once
+_LINES_A_MINUTE: Final = 20  # further lines are put off
 _MINUTE_S: Final = 60.0
+_MAX_NAMES: Final = 5  # in one line
 
 
-class AttendanceLog:
-    """Tell who came, left or was lost. It lives in the event loop.
+class ConnectionLog:
+    """A log of connections, coalesced: one line for all clients of an event. For the event loop.
 
     Parameters
     ----------
     clock : callable
         Returns monotonic time [s].
+    logger : Logger
+        Takes the lines.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], logger: logging.Logger) -> None:
         self._clock = clock
-        self._news: dict[str, Counter[str]] = {}  # what was not told yet, and of whom
-        self._told_s: deque[float] = deque(maxlen=_LINES_A_MINUTE)
+        self._logger = logger
+        self._pending: dict[str, Counter[str]] = {}  # event -> how often it befell each client
+        self._flushed_s: deque[float] = deque(maxlen=_LINES_A_MINUTE)
 
-    def note(self, what: str, name: str) -> None:
-        """Log soon that this happened to the client of this name."""
-        if not self._news:
+    def log(self, event: str, client: str) -> None:
+        """Log soon that this has happened to a client."""
+        if not self._pending:
             pause_s = _PAUSE_S
-            if len(self._told_s) == self._told_s.maxlen:  # somebody comes and goes all the time
-                pause_s = max(pause_s, self._told_s[0] + _MINUTE_S - self._clock())
-            asyncio.get_running_loop().call_later(pause_s, self.tell)
-        self._news.setdefault(what, Counter())[name] += 1
+            if len(self._flushed_s) == self._flushed_s.maxlen:  # clients reconnect all the time
+                pause_s = max(pause_s, self._flushed_s[0] + _MINUTE_S - self._clock())
+            asyncio.get_running_loop().call_later(pause_s, self.flush)
+        self._pending.setdefault(event, Counter())[client] += 1
 
-    def tell(self) -> None:
-        """Log now what was not logged yet."""
-        if not self._news:
+    def flush(self) -> None:
+        """Log now what is pending."""
+        if not self._pending:
             return
-        self._told_s.append(self._clock())
-        news, self._news = self._news, {}
-        for what, times in news.items():
+        self._flushed_s.append(self._clock())
+        pending, self._pending = self._pending, {}
+        for event, times in pending.items():
             names = [f"{name} ({n} times)" if n > 1 else name for name, n in times.items()]
-            more = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
-            LOGGER.info("%s: %s%s", what, ", ".join(names[:_NAMES_TOLD]), more)
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            self._logger.info("%s: %s%s", event, ", ".join(names[:_MAX_NAMES]), more)

@@ -1,19 +1,18 @@
-"""Sockets that listen, and which hosts are this machine alone."""
+"""Sockets that listen."""
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from typing import Final
 
 from flower_scheduling.errors import ConfigError
 
+# What is wrong with an address that cannot be had, taken or not allowed.
 FREE_PORT: Final = "the port not in use, nor below 1024 without the right to that"
-"""What both an address that is taken and one that is not allowed lack."""
 
 
 def listen(key: str, address: str) -> socket.socket:
-    """Return a socket that listens: whoever asks before there is an answer waits for it.
+    """Return a socket that listens: a request that comes before the service is up waits for it.
 
     Parameters
     ----------
@@ -42,11 +41,3 @@ def listen(key: str, address: str) -> socket.socket:
         listener.close()
         raise ConfigError(key, address, f"must be HOST:PORT of this machine, {FREE_PORT}") from None
     return listener
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host, in brackets or not, is this machine alone."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -2,7 +2,7 @@
 
 from .arm_table import Arm, ArmTable
 from .grids import OwnGrid
-from .rate_limited_log import LimitedLog
+from .rate_limited_log import RateLimitedLog
 from .record import ArmResult, RoundHook, RoundRecord, failure_kind
 from .strategy import ScheduledStrategy
 from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
@@ -15,8 +15,8 @@ __all__ = [
     "ArmResult",
     "ArmTable",
     "Exchange",
-    "LimitedLog",
     "OwnGrid",
+    "RateLimitedLog",
     "RoundHook",
     "RoundRecord",
     "ScheduledStrategy",

@@ -12,7 +12,7 @@ from flower_scheduling._flwr import ErrorCode
 from flower_scheduling.client.wire.protocol import CLIENT_INFO, LABEL_COUNTS, NAME, NUM_EXAMPLES
 
 from .arm_table import Arm
-from .rate_limited_log import LimitedLog
+from .rate_limited_log import RateLimitedLog
 from .replies import DEFAULT_MAX_NUM_EXAMPLES, error_text
 from .timed_grid import TimedExchange
 
@@ -44,7 +44,7 @@ class ArmDiscovery:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._asked: dict[str, Arm] = {}  # message id -> whom
-        self._log: LimitedLog | None = None
+        self._log: RateLimitedLog | None = None
 
     def __len__(self) -> int:
         """Return how many have not answered yet."""
@@ -92,10 +92,10 @@ class ArmDiscovery:
         """Believe of an answer what can be true."""
         info = reply.content.get(CLIENT_INFO) if reply.has_content() else None
         if not isinstance(info, ConfigRecord):
-            self._log = self._log or LimitedLog(grid.now)
+            self._log = self._log or RateLimitedLog(grid.now)
             why = f" ({error_text(reply)})" if reply.has_error() else ""
             text = f"{arm.name} does not tell its size{why}: counted as average"
-            self._log.say("clients that do not tell their size", arm.name, text, logging.INFO)
+            self._log.log("clients that do not tell their size", arm.name, text, logging.INFO)
             return
         name = info.get(NAME)
         # A name that the grid knows is proven; the client's own word must not replace it.

@@ -1,8 +1,9 @@
-"""Log what clients do wrong, but not as often as they do it."""
+"""A rate-limited log: what clients do wrong is logged, but not as often as they do it."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -10,44 +11,50 @@ from typing import Final
 from .timed_grid import LOGGER
 
 _MINUTE_S: Final = 60.0
-_LINES_A_MINUTE: Final = 20  # of one kind, each about somebody else
+_LINES_A_MINUTE: Final = 20  # of one kind, each about another client
 
 
-class LimitedLog:
-    """In a minute one line about each kind of thing and client, and twenty of a kind.
+class RateLimitedLog:
+    """A log of at most one line a minute for each kind and client, and of twenty for a kind.
 
-    Without TLS clients may make up names, so that one line a client is no limit. Those that were
-    not logged are counted, and told after the minute.
+    Without TLS clients may make up names: one line for each client is no bound. Suppressed lines
+    are counted, and the count is logged when the minute is over. Any thread may call the methods.
 
     Parameters
     ----------
     clock : callable
         Returns monotonic time [s].
+    logger : Logger
+        Takes the lines.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], logger: logging.Logger = LOGGER) -> None:
         self._clock = clock
-        self._said: dict[str, set[str]] = {}  # kind -> of whom
-        self._withheld: Counter[str] = Counter()
+        self._logger = logger
+        self._lock = threading.RLock()
+        self._logged: dict[str, set[str]] = {}  # kind -> clients with a line in this minute
+        self._suppressed: Counter[str] = Counter()
         self._since_s: dict[str, float] = {}
 
-    def say(self, kind: str, who: str, text: str, level: int = logging.WARNING) -> None:
-        """Log one line, or count it."""
-        self.tell_withheld()
-        said = self._said.setdefault(kind, set())
-        self._since_s.setdefault(kind, self._clock())
-        if who in said or len(said) >= _LINES_A_MINUTE:
-            self._withheld[kind] += 1
-            return
-        said.add(who)
-        LOGGER.log(level, "%s", text)
+    def log(self, kind: str, client: str, text: str, level: int = logging.WARNING) -> None:
+        """Log one line, or count it as suppressed."""
+        with self._lock:
+            self.flush_suppressed()
+            logged = self._logged.setdefault(kind, set())
+            self._since_s.setdefault(kind, self._clock())
+            if client in logged or len(logged) >= _LINES_A_MINUTE:
+                self._suppressed[kind] += 1
+                return
+            logged.add(client)
+            self._logger.log(level, "%s", text)
 
-    def tell_withheld(self, *, all_of_them: bool = False) -> None:
-        """Log how many were not, of the kinds whose minute is over."""
-        now_s = self._clock()
-        for kind, since_s in list(self._since_s.items()):
-            if not all_of_them and now_s - since_s < _MINUTE_S:
-                continue
-            del self._said[kind], self._since_s[kind]
-            if withheld := self._withheld.pop(kind, 0):
-                LOGGER.warning("%s: %d more in a minute were not logged", kind, withheld)
+    def flush_suppressed(self, *, all_kinds: bool = False) -> None:
+        """Log the counts of suppressed lines, of the kinds whose minute is over or of all."""
+        with self._lock:
+            now_s = self._clock()
+            for kind, since_s in list(self._since_s.items()):
+                if not all_kinds and now_s - since_s < _MINUTE_S:
+                    continue
+                del self._logged[kind], self._since_s[kind]
+                if count := self._suppressed.pop(kind, 0):
+                    self._logger.warning("%s: %d more in a minute were not logged", kind, count)

@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
+from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.arrays import read_message
 from flower_scheduling.errors import ConfigError, InvalidReplyError, UnknownPolicyError, WireError
@@ -177,14 +178,14 @@ def test_any_stream_gives_frames_or_ends(
     kind: int, header_bytes: int, payload_bytes: int, sizes: list[int], first: bytes
 ) -> None:
     begin = struct.pack(">BIQ", kind, header_bytes, payload_bytes) + first
-    left = [begin.ljust(wire.PIECE_BYTES, b" "), *map(bytes, sizes)]
+    left = [begin.ljust(chunks.CHUNK_BYTES, b" "), *map(bytes, sizes)]
     total = sum(map(len, left))
 
     async def read() -> bytes | None:
         return left.pop(0) if left else None
 
     async def read_all() -> None:
-        while (data := await wire.read_frame(read, 2**29, 1.0, lambda i: False)) is not None:
+        while (data := await chunks.read_frame(read, 2**29, lambda i: False)) is not None:
             assert len(data) <= total
             check_frame(data)
 

@@ -12,13 +12,14 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from waiting import PATIENCE_S
 
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.calls import channel_options
 
 
 class RawClient:
     """A gRPC stream that carries the frames, or whatever bytes, of a test."""
 
     def __init__(self, address: str, **settings: Any) -> None:
-        self._channel = grpc.insecure_channel(address, options=wire.channel_options(), **settings)
+        self._channel = grpc.insecure_channel(address, options=channel_options(), **settings)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         stub = self._channel.stream_stream(wire.METHOD)
         self.call = stub(iter(self._outbox.get, None), timeout=2 * PATIENCE_S)

@@ -41,12 +41,16 @@ from waiting import PATIENCE_S, until
 
 import flower_scheduling.client.stream
 import flower_scheduling.server.transport.connection_log
-import flower_scheduling.server.transport.grid
+import flower_scheduling.server.transport.messages
+import flower_scheduling.server.transport.servicer
+import flower_scheduling.server.transport.stream_server
 from flower_scheduling.client.stream import StreamClient, Worker, _Stream
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.errors import ConfigError, ConnectionRefused, VersionMismatch, WireError
 from flower_scheduling.server.transport.connection import node_id_of
-from flower_scheduling.server.transport.grid import LOST, UNREADABLE, StreamGrid
+from flower_scheduling.server.transport.grid import StreamGrid
+from flower_scheduling.server.transport.messages import UNREADABLE
+from flower_scheduling.server.transport.requests import LOST
 from flower_scheduling.strategies.flower import (
     TIMEOUT,
     UNDELIVERABLE,
@@ -252,9 +256,9 @@ def test_state_is_kept_between_messages(fleet: Fleet) -> None:
 
 def test_the_same_content_is_serialised_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = flower_scheduling.server.transport.grid.recorddict_to_proto
+    real = flower_scheduling.server.transport.messages.recorddict_to_proto
     monkeypatch.setattr(
-        flower_scheduling.server.transport.grid,
+        flower_scheduling.server.transport.messages,
         "recorddict_to_proto",
         lambda r: calls.append(1) or real(r),
     )
@@ -454,7 +458,7 @@ def test_garbage_closes_the_connection_with_a_reason(
     assert isinstance(frame, wire.Refused)
     assert frame.code == wire.Refusal.BAD_FRAME
     until(lambda: list(fleet.grid.get_node_ids()) == [])
-    assert any("its connection is closed" in line for line in said)
+    until(lambda: any("its connection is closed" in line for line in said))
 
 
 def test_a_stream_that_begins_otherwise_is_refused(fleet: Fleet) -> None:
@@ -476,7 +480,7 @@ def test_a_namesake_is_refused(fleet: Fleet, said: list[str]) -> None:
     assert isinstance(error, ConnectionRefused)
     assert error.code == wire.Refusal.NAME_IN_USE
     assert "another client of this name is connected" in str(error)
-    assert any(line.startswith("refused client a:") for line in said)
+    until(lambda: any(line.startswith("refused client a:") for line in said))
     (exchange,) = fleet.exchange("a")
     assert exchange.reply is not None
     assert fleet.grid.num_refused == 1
@@ -516,13 +520,13 @@ def test_another_protocol_is_refused_on_both_ends(
     error = fleet.error_of("a")
     assert isinstance(error, VersionMismatch)
     assert "it speaks protocol 0 (version 0.0.1), the server 1" in str(error)
-    assert any("it speaks protocol 0" in line for line in said)
+    until(lambda: any("it speaks protocol 0" in line for line in said))
 
 
 def test_another_version_of_the_package_is_pointed_out(fleet: Fleet, said: list[str]) -> None:
     raw = fleet.raw("raw", package="0.0.1")
     assert isinstance(raw.read(), wire.Welcome)
-    assert any("raw has version 0.0.1, the server" in line for line in said)
+    until(lambda: any("raw has version 0.0.1, the server" in line for line in said))
 
 
 def test_who_is_denied_stays_out_and_the_list_is_read_each_time(fleet: Fleet) -> None:
@@ -539,7 +543,7 @@ def test_who_is_denied_stays_out_and_the_list_is_read_each_time(fleet: Fleet) ->
 def test_who_is_denied_while_connected_is_shut_out(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_scheduling.server.transport.grid, "_REVIEW_S", 0.02)
+    monkeypatch.setattr(flower_scheduling.server.transport.stream_server, "_REVIEW_S", 0.02)
     denied: set[str] = set()
     fleet.restart(is_denied=lambda name: name in denied)
     gate = Gate()
@@ -800,7 +804,7 @@ def test_work_of_an_earlier_server_makes_busy_until_it_is_done(fleet: Fleet) -> 
 def test_replies_are_acknowledged_with_the_next_work_or_after_a_while(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_scheduling.server.transport.grid, "_ACK_DELAY_S", 3.0)
+    monkeypatch.setattr(flower_scheduling.server.transport.servicer, "_ACK_DELAY_S", 3.0)
     raw = fleet.raw("a")
     assert isinstance(raw.read(), wire.Welcome)
     answered: list[str] = []
@@ -1053,7 +1057,7 @@ def test_client_stops_though_its_cancellation_becomes_an_error_of_grpc() -> None
         except asyncio.CancelledError:
             raise OSError("the call is broken") from None
 
-    client._converse = converse  # type: ignore[method-assign]
+    client._run_session = converse  # type: ignore[method-assign]
     thread = threading.Thread(target=client.run, daemon=True)
     thread.start()
     assert conversing.wait(PATIENCE_S)

@@ -32,16 +32,19 @@ from waiting import PATIENCE_S, until
 
 import flower_scheduling.server.transport.admission
 import flower_scheduling.server.transport.connection_log
-import flower_scheduling.server.transport.grid
+import flower_scheduling.server.transport.requests
+import flower_scheduling.server.transport.servicer
 from flower_scheduling.client.stream import StreamClient
+from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.arrays import decode_array, read_message
 from flower_scheduling.errors import ConfigError, InvalidReplyError
 from flower_scheduling.server.transport.connection import node_id_of
-from flower_scheduling.server.transport.grid import UNREADABLE, StreamGrid
+from flower_scheduling.server.transport.grid import StreamGrid
+from flower_scheduling.server.transport.messages import UNREADABLE
 from flower_scheduling.strategies.flower import (
     Exchange,
-    LimitedLog,
+    RateLimitedLog,
     RoundRecord,
     ScheduledStrategy,
 )
@@ -58,7 +61,7 @@ from flower_scheduling.strategies.flower.replies import (
 from flower_scheduling.strategies.flower.schema_vote import SchemaVote
 
 LONG_S = 300.0
-PIECE = wire.PIECE_BYTES
+CHUNK = chunks.CHUNK_BYTES
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ def peak_mb() -> float:
         (prefix(wire.Kind.HELLO, 2**31, 0), "a header of 2147483648 bytes is too long"),
         (prefix(wire.Kind.HELLO, 10, 2**40), "a payload of 1099511627776 bytes, must have none"),
         (prefix(wire.Kind.REPLY, 100, 2**28), "must have 131085 at most"),
-        (prefix(wire.Kind.HELLO, 100, 0), "a piece of 13 bytes, must have 65536"),
+        (prefix(wire.Kind.HELLO, 100, 0), "a chunk of 13 bytes, must have 65536"),
         (wire.encode(wire.Hello("a", "s", ["x"] * 1025)), "1025 'work', 1024 at most"),
         (wire.encode(wire.Hello("a", "s", ["x" * 65])), "'work' has one beyond 64"),
         (wire.encode(wire.Hello("a", "s" * 65)), "'session' is longer than 64"),
@@ -158,7 +161,7 @@ def test_hello_that_comes_byte_by_byte_is_refused(town: Town) -> None:
     assert "frame of 1 bytes" in stranger.refusal().reason
 
 
-@pytest.mark.parametrize("begun", [b"", prefix(wire.Kind.HELLO, 70_000, 0) + bytes(PIECE - 13)])
+@pytest.mark.parametrize("begun", [b"", prefix(wire.Kind.HELLO, 70_000, 0) + bytes(CHUNK - 13)])
 def test_who_never_says_hello_is_sent_away(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str], begun: bytes
 ) -> None:
@@ -168,14 +171,14 @@ def test_who_never_says_hello_is_sent_away(
     if begun:
         stranger.send(begun)
     assert list(stranger.call) == []
-    assert len(town.grid._strangers) == 0
+    assert len(town.grid._servicer.admission.pending) == 0
     until(lambda: [line for line in said if line.startswith("no hello from ipv4:127.0.0.1:")])
 
 
 def test_flood_of_silent_streams_takes_bounded_room_and_keeps_nobody_out(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    monkeypatch.setattr(flower_scheduling.server.transport.admission, "_MAX_STRANGERS", 20)
+    monkeypatch.setattr(flower_scheduling.server.transport.admission, "_MAX_PENDING", 20)
     town = Town(stack)
     options = [("grpc.use_local_subchannel_pool", 1)]  # connections of their own
     address = f"127.0.0.1:{town.grid.port}"
@@ -192,19 +195,22 @@ def test_flood_of_silent_streams_takes_bounded_room_and_keeps_nobody_out(
         call.add_callback(lambda: ended.append(1))
         calls.append(call)
     until(lambda: len(ended) >= 80)
-    assert len(town.grid._strangers) <= 20
+    assert len(town.grid._servicer.admission.pending) <= 20
     town.client("newcomer")
     assert town.works()
+    town.grid.stop()
     assert len([line for line in said if line.startswith("no hello")]) == 1
 
 
 def test_the_crowd_gives_way_and_not_the_single_stranger(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_scheduling.server.transport.admission, "_MAX_STRANGERS", 3)
+    monkeypatch.setattr(flower_scheduling.server.transport.admission, "_MAX_PENDING", 3)
     hosts = iter(["one", "crowd", "crowd", "crowd", "crowd"])
     monkeypatch.setattr(
-        flower_scheduling.server.transport.grid, "host_of", lambda context: next(hosts, "honest")
+        flower_scheduling.server.transport.admission,
+        "host_of",
+        lambda context: next(hosts, "honest"),
     )
     with StreamGrid("127.0.0.1:0") as grid:
         strangers = []
@@ -212,8 +218,8 @@ def test_the_crowd_gives_way_and_not_the_single_stranger(
             strangers.append(RawClient(f"127.0.0.1:{grid.port}"))
             stack.callback(strangers[-1].close)
             time.sleep(0.05)
-            until(lambda count=count: len(grid._strangers) == count)
-        assert grid._strangers.hosts() == {"one": 1, "crowd": 2}
+            until(lambda count=count: len(grid._servicer.admission.pending) == count)
+        assert grid._servicer.admission.pending.hosts() == {"one": 1, "crowd": 2}
         assert list(strangers[1].call) == [], "the crowd's eldest"
 
 
@@ -234,6 +240,7 @@ def test_stranger_of_another_protocol_cannot_write_our_log(town: Town, said: lis
     stranger = town.stranger()
     stranger.send(prefix(wire.Kind.HELLO, len(body), 0) + body)
     assert stranger.refusal().code == wire.Refusal.VERSION
+    town.grid.stop()
     (line,) = [line for line in said if line.startswith("refused client")]
     assert line.startswith(f"refused client x?y?[2J{'z' * 57}: it speaks protocol 0 (version ?)")
     assert line.isprintable()
@@ -242,11 +249,11 @@ def test_stranger_of_another_protocol_cannot_write_our_log(town: Town, said: lis
 # --- frames of a client ---------------------------------------------------------------------------
 
 
-def test_crumbs_of_a_frame_are_refused(town: Town) -> None:
-    for crumb in (b"", b"x"):
-        client = town.client("crumbs")
+def test_undersized_chunks_of_a_frame_are_refused(town: Town) -> None:
+    for small in (b"", b"x"):
+        client = town.client("small-chunks")
         head = reply_head("m", 2**28)
-        client.send(head + bytes(PIECE - len(head)), crumb, crumb)
+        client.send(head + bytes(CHUNK - len(head)), small, small)
         assert "must have 65536" in client.refusal().reason
     assert town.works()
 
@@ -254,11 +261,11 @@ def test_crumbs_of_a_frame_are_refused(town: Town) -> None:
 def test_frame_that_stops_halfway_closes_its_connection(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "PIECE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(chunks, "CHUNK_TIMEOUT_S", 0.2)
     town = Town(stack)
     client = town.client("halfway")
     head = reply_head("m", 2**28)
-    client.send(head + bytes(PIECE - len(head)))
+    client.send(head + bytes(CHUNK - len(head)))
     assert "bytes are missing, and none came for 0 s" in client.refusal().reason
     until(lambda: node_id_of("halfway") not in town.grid.get_node_ids())
     assert town.works()
@@ -275,11 +282,11 @@ def test_oversized_frame_is_refused_by_what_it_claims(stack: contextlib.ExitStac
 def test_large_replies_that_nobody_waits_for_are_not_kept(town: Town) -> None:
     client = town.client("chatty", work=["old"])
     before = peak_mb()
-    size = 100 * PIECE
+    size = 100 * CHUNK
     for message_id in ("never-sent", "old", "never-sent"):
         head = reply_head(message_id, size - len(reply_head(message_id, size)))
-        client.send(head + bytes(PIECE - len(head)))
-        client.send(*[bytes(PIECE)] * 99)
+        client.send(head + bytes(CHUNK - len(head)))
+        client.send(*[bytes(CHUNK)] * 99)
     until(lambda: town.grid.num_ignored_replies == 2)
     assert town.grid.num_late_replies == 1
     assert node_id_of("chatty") not in town.grid.busy()
@@ -318,7 +325,7 @@ def test_client_that_changes_its_mind_all_the_time_wakes_nobody(town: Town) -> N
     wakes, begin = 0, time.monotonic()
     while time.monotonic() - begin < 1.5:
         town.grid.wait(0.5)
-        wakes += town.grid._somebody_came.is_set()
+        wakes += town.grid._servicer.changed.is_set()
     assert wakes <= 1 + time.monotonic() - begin
     assert town.works()
     client.send(wire.Availability(False))  # and the last one counts in the end
@@ -333,12 +340,12 @@ def test_flood_of_useless_frames_is_read_slowly(town: Town) -> None:
     time.sleep(0.5)
     count = town.grid.num_ignored_replies
     assert count <= 101 + (time.monotonic() - begin) / 0.02, "a pause after each"
-    assert len(town.grid._unacknowledged[node_id_of("flood")]) <= wire.MAX_IDS
+    assert len(town.grid._requests._unacknowledged[node_id_of("flood")]) <= wire.MAX_IDS
     assert town.works()
 
 
 def test_acknowledgements_are_bounded(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower_scheduling.server.transport.grid, "_FREE_FRAMES", 10**6)
+    monkeypatch.setattr(flower_scheduling.server.transport.servicer, "_FREE_FRAMES", 10**6)
     client = town.client("flood")
     client.send(*[wire.Reply(str(i)) for i in range(2000)])
     until(lambda: town.grid.num_ignored_replies == 2000)
@@ -347,7 +354,7 @@ def test_acknowledgements_are_bounded(town: Town, monkeypatch: pytest.MonkeyPatc
     assert len(frame.acks) == wire.MAX_IDS
     client.send(wire.Reply("one more"), wire.Goodbye())
     until(lambda: node_id_of("flood") not in town.grid.get_node_ids())
-    assert node_id_of("flood") not in town.grid._unacknowledged
+    assert node_id_of("flood") not in town.grid._requests._unacknowledged
 
 
 def test_work_that_the_server_knows_nothing_of_is_bounded_in_number_and_time(
@@ -357,16 +364,19 @@ def test_work_that_the_server_knows_nothing_of_is_bounded_in_number_and_time(
     town = Town(stack, clock=lambda: time.monotonic() + now[0])
     town.client("liar", work=[f"made-up-{i}" for i in range(1000)])
     assert town.grid.busy() == {node_id_of("liar")}
-    assert len(town.grid._open) == flower_scheduling.server.transport.grid._MAX_UNKNOWN_WORK
-    now[0] = flower_scheduling.server.transport.grid._UNKNOWN_WORK_S
+    assert (
+        len(town.grid._requests._open)
+        == flower_scheduling.server.transport.requests._MAX_UNKNOWN_WORK
+    )
+    now[0] = flower_scheduling.server.transport.requests._UNKNOWN_WORK_S
     assert town.grid.busy() == set()
-    assert town.grid._open == {}
+    assert town.grid._requests._open == {}
 
 
 def test_client_that_takes_nothing_is_closed(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    monkeypatch.setattr(wire, "PIECE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(chunks, "CHUNK_TIMEOUT_S", 0.3)
     town = Town(stack)
     town.client("deaf")
     arrays = ArrayRecord({"w": Array(np.zeros(4_000_000, dtype=np.float32))})
@@ -375,8 +385,10 @@ def test_client_that_takes_nothing_is_closed(
         message = Message(content, node_id_of("deaf"), MessageType.TRAIN)
         town.grid.exchange([message], 0.01)
     until(lambda: node_id_of("deaf") not in town.grid.get_node_ids())
-    until(lambda: not [task for task in town.grid._tasks if "_write" in repr(task)])
-    assert "deaf takes nothing any more: its connection is closed" in said
+    until(
+        lambda: not [task for task in town.grid._servicer._writes._tasks if "_write" in repr(task)]
+    )
+    until(lambda: "deaf takes nothing any more: its connection is closed" in said)
     assert town.works()
 
 
@@ -407,18 +419,18 @@ def test_clients_that_only_connect_hold_nobody_up(town: Town) -> None:
 
 def test_same_warning_comes_once_a_minute_with_a_count(said: list[str]) -> None:
     now = [0.0]
-    warnings = LimitedLog(lambda: now[0])
+    warnings = RateLimitedLog(lambda: now[0])
     for i in range(100):
-        warnings.say("refused", "a", f"refused a, {i}")
-        warnings.say("refused", f"made-up-{i}", f"refused {i}")
+        warnings.log("refused", "a", f"refused a, {i}")
+        warnings.log("refused", f"made-up-{i}", f"refused {i}")
     assert len(said) == 20
     assert said[:2] == ["refused a, 0", "refused 0"]
     now[0] = 60.0
-    warnings.tell_withheld()
+    warnings.flush_suppressed()
     assert said[-1] == "refused: 180 more in a minute were not logged"
-    warnings.say("refused", "a", "refused a again")
+    warnings.log("refused", "a", "refused a again")
     assert said[-1] == "refused a again"
-    warnings.tell_withheld(all_of_them=True)
+    warnings.flush_suppressed(all_kinds=True)
     assert len(said) == 22, "nothing was withheld"
 
 
@@ -426,7 +438,7 @@ def test_client_that_comes_and_goes_all_the_time_does_not_fill_the_log(
     town: Town, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flower_scheduling.server.transport.connection_log, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(town.grid._attendance, "_told_s", deque(maxlen=2))
+    monkeypatch.setattr(town.grid._servicer._connection_log, "_flushed_s", deque(maxlen=2))
     for _ in range(30):
         client = town.client("restless")
         client.send(wire.Goodbye())

@@ -19,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.calls import channel_options, server_options
 from flower_scheduling.errors import WireError
 
 FRAMES: list[wire.Frame] = [
@@ -167,44 +169,46 @@ def stream_of(*messages: bytes) -> Callable[[], Awaitable[bytes | None]]:
     return read
 
 
-def test_a_large_frame_travels_in_pieces() -> None:
+def test_a_large_frame_travels_in_parts() -> None:
     small = wire.encode(wire.Goodbye())
     large = wire.encode(wire.Reply("m-1", bytes(300_000)))
-    assert list(wire.pieces(small)) == [small]
-    pieces = list(wire.pieces(large))
-    assert max(map(len, pieces)) == wire.PIECE_BYTES
-    read = stream_of(*pieces, small)
-    assert asyncio.run(wire.read_frame(read, len(large))) == large
-    assert asyncio.run(wire.read_frame(read, len(large))) == small
-    assert asyncio.run(wire.read_frame(read, len(large))) is None
-    assert asyncio.run(wire.read_frame(stream_of(*pieces[:-1]), len(large))) is None
+    assert list(chunks.split(small)) == [small]
+    parts = list(chunks.split(large))
+    assert max(map(len, parts)) == chunks.CHUNK_BYTES
+    read = stream_of(*parts, small)
+    assert asyncio.run(chunks.read_frame(read, len(large))) == large
+    assert asyncio.run(chunks.read_frame(read, len(large))) == small
+    assert asyncio.run(chunks.read_frame(read, len(large))) is None
+    assert asyncio.run(chunks.read_frame(stream_of(*parts[:-1]), len(large))) is None
     with pytest.raises(WireError, match="must have 300000 at most"):
-        asyncio.run(wire.read_frame(stream_of(*pieces), 300_000))
+        asyncio.run(chunks.read_frame(stream_of(*parts), 300_000))
     with pytest.raises(WireError, match="must have 13 at least"):
-        asyncio.run(wire.read_frame(stream_of(b"x", large), 300_000))
+        asyncio.run(chunks.read_frame(stream_of(b"x", large), 300_000))
 
 
-def test_pieces_that_are_crumbs_are_refused() -> None:
-    pieces = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(300_000)))))
-    for crumb in (b"", b"x", pieces[1][:-1]):
-        with pytest.raises(WireError, match=f"a piece of {len(crumb)} bytes, must have 65536"):
-            asyncio.run(wire.read_frame(stream_of(pieces[0], crumb, *pieces[1:]), 2**20))
+def test_undersized_chunks_are_refused() -> None:
+    parts = list(chunks.split(wire.encode(wire.Reply("m-1", bytes(300_000)))))
+    for small in (b"", b"x", parts[1][:-1]):
+        with pytest.raises(WireError, match=f"a chunk of {len(small)} bytes, must have 65536"):
+            asyncio.run(chunks.read_frame(stream_of(parts[0], small, *parts[1:]), 2**20))
 
 
-def test_frame_that_stops_is_given_up() -> None:
+def test_frame_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_TIMEOUT_S", 0.01)
+
     async def read() -> bytes | None:
-        if pieces:
-            return pieces.pop(0)
+        if parts:
+            return parts.pop(0)
         await asyncio.sleep(60)
         return None
 
-    pieces = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(100_000)))))[:1]
+    parts = list(chunks.split(wire.encode(wire.Reply("m-1", bytes(100_000)))))[:1]
     with pytest.raises(WireError, match=r"REPLY frame: \d+ bytes are missing"):
-        asyncio.run(wire.read_frame(read, 2**20, 0.01))
+        asyncio.run(chunks.read_frame(read, 2**20))
 
 
 def test_payload_that_nobody_wants_is_thrown_away() -> None:
-    large = list(wire.pieces(wire.encode(wire.Reply("m-1", bytes(300_000)))))
+    large = list(chunks.split(wire.encode(wire.Reply("m-1", bytes(300_000)))))
     small = wire.encode(wire.Reply("m-2", b"small"))
     asked: list[str] = []
     read = stream_of(*large, small)
@@ -212,9 +216,9 @@ def test_payload_that_nobody_wants_is_thrown_away() -> None:
     def is_wanted(message_id: str) -> bool:
         return bool(asked.append(message_id))
 
-    data = asyncio.run(wire.read_frame(read, 2**20, is_wanted=is_wanted))
+    data = asyncio.run(chunks.read_frame(read, 2**20, is_wanted=is_wanted))
     assert data == wire.encode(wire.Reply("m-1"))
-    assert asyncio.run(wire.read_frame(read, 2**20, is_wanted=is_wanted)) == small
+    assert asyncio.run(chunks.read_frame(read, 2**20, is_wanted=is_wanted)) == small
     assert asked == ["m-1"]
 
 
@@ -227,7 +231,7 @@ def test_largest_frames_of_a_client_are_taken() -> None:
 
 
 def test_options_let_a_dead_peer_show_within_15_s() -> None:
-    for options in (dict(wire.channel_options()), dict(wire.server_options())):
+    for options in (dict(channel_options()), dict(server_options())):
         ping = int(options["grpc.keepalive_time_ms"])
         assert ping + int(options["grpc.keepalive_timeout_ms"]) <= 15_000
         assert ping + int(options["grpc.http2.ping_timeout_ms"]) <= 15_000
@@ -235,7 +239,7 @@ def test_options_let_a_dead_peer_show_within_15_s() -> None:
 
 def test_needs_nothing_but_the_standard_library() -> None:
     code = (
-        "import sys, flower_scheduling.client.wire.frames\n"
+        "import sys, flower_scheduling.client.wire.chunks\n"
         "print([m for m in ('grpc', 'flwr', 'torch') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

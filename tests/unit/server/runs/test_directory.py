@@ -24,7 +24,6 @@ from flower_scheduling.server.runs.directory import (
     written_rounds,
 )
 from flower_scheduling.server.runs.totals import RunHistory
-from flower_scheduling.server.runtimes.stream import DenyList
 from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
 from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord
@@ -278,16 +277,3 @@ def test_round_log_speaks_of_evaluated_rounds_and_breaks_long_silences(
         "round 3: 1.5 s, 3 clients available, accuracy 0.5000, slowest a 1.500 s, 1 of 2 failed",
         "round 4: 1.5 s, 3 clients available, 2 of 2 failed",
     ]
-
-
-def test_deny_list_is_read_when_it_has_changed(tmp_path: Path) -> None:
-    file = tmp_path / "deny"
-    file.write_text("a\n")
-    denied = DenyList(str(file))
-    assert (denied("a"), denied("b")) == (True, False)
-    file.write_text("a\r\n  b \n\n")
-    assert denied("b")
-    file.unlink()
-    assert denied("b"), "what was read last still counts"
-    with pytest.raises(ConfigError, match="deny-list"):
-        DenyList(str(file))

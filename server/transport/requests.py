@@ -1,0 +1,233 @@
+"""The table of requests: which message is with which client, and how each one ended."""
+
+from __future__ import annotations
+
+import math
+import queue
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.strategies.flower import TIMEOUT
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+
+LOST: Final = "connection lost"
+"""Failure of a message whose client went away with it."""
+
+_KEEP_S: Final = 3600.0  # how long a held reply that is never pulled outlives its message
+_UNKNOWN_WORK_S: Final = 600.0  # how long a client is busy with messages of an earlier server
+_MAX_UNKNOWN_WORK: Final = 16  # of their ids, for each connection
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A message to a client. It is settled once, by a reply or by a failure.
+
+    Attributes
+    ----------
+    message_id : str
+        Id of the message.
+    node_id : int
+        The client's node id.
+    expires_s : float
+        End of the message's time to live, on the server's clock [s].
+    message : Message or None
+        The message; None if an earlier server sent it.
+    arrivals : SimpleQueue or None
+        Takes the request when it is settled; None if the reply is held until it is pulled.
+    abandoned : bool
+        The caller waits no longer, but the client still works on it.
+    sent_s, arrived_s : float
+        When the message was written and when its reply came, on the server's clock [s]; NaN before.
+    reply : bytes, memoryview or None
+        The reply, serialised.
+    failure : str or None
+        Why there is no reply.
+    """
+
+    message_id: str
+    node_id: int
+    expires_s: float
+    message: Message | None = None
+    arrivals: queue.SimpleQueue[Request] | None = None
+    abandoned: bool = False
+    sent_s: float = math.nan
+    arrived_s: float = math.nan
+    reply: bytes | memoryview | None = None
+    failure: str | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether a reply or a failure is there."""
+        return self.reply is not None or self.failure is not None
+
+    def stamp(self, now_s: float) -> bool:
+        """Note that the message is written now; False if it was settled before its turn."""
+        if self.settled:
+            return False
+        self.sent_s = now_s
+        return True
+
+
+class RequestTable:
+    """Requests that are open, replies that are held, and acknowledgements that are due.
+
+    It knows neither sockets nor threads: its owner calls it under one lock.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns monotonic time [s].
+    on_free : callable
+        Called when a client has finished a request that was abandoned, and can take another.
+
+    Attributes
+    ----------
+    num_late_replies : int
+        Replies that came after their deadline.
+    num_ignored_replies : int
+        Replies to messages that were unknown, another client's, or answered before.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], on_free: Callable[[], object] = lambda: None
+    ) -> None:
+        self._clock = clock
+        self._on_free = on_free
+        self._open: dict[str, Request] = {}  # message id -> request with a client
+        self._held: dict[str, Request] = {}  # pushed messages, until their reply is pulled
+        self._unacknowledged: dict[int, list[str]] = {}  # node -> ids of replies that are here
+        self.num_late_replies = 0
+        self.num_ignored_replies = 0
+
+    # -- the callers' side ----------------------------------------------------------------------
+
+    def open(self, request: Request) -> list[str]:
+        """Enter a request that is about to be sent; return the acknowledgements to go with it."""
+        self._open[request.message_id] = request
+        return self.take_acknowledgements(request.node_id)
+
+    def hold(self, requests: Iterable[Request]) -> None:
+        """Keep what becomes of these requests until it is pulled."""
+        self._held.update((request.message_id, request) for request in requests)
+
+    def pull(self, message_ids: Iterable[str]) -> list[Request]:
+        """Return the held requests of these ids that are settled, each of them once."""
+        self._expire()
+        asked = [self._held[i] for i in set(message_ids) if i in self._held]
+        settled = [request for request in asked if request.settled]
+        for request in settled:
+            del self._held[request.message_id]
+        return settled
+
+    def abandon(self, requests: Iterable[Request]) -> None:
+        """Stop waiting for these; clients that have not answered stay busy."""
+        for request in requests:
+            request.abandoned = not request.settled
+
+    def discard_late(self, request: Request) -> None:
+        """Count a reply that came after its caller's deadline, and make it a timeout."""
+        self.num_late_replies += 1
+        request.reply, request.failure = None, TIMEOUT
+
+    def busy(self) -> set[int]:
+        """Return the nodes that still work on a message."""
+        self._expire()
+        return {request.node_id for request in self._open.values()}
+
+    # -- the clients' side ----------------------------------------------------------------------
+
+    def settle(
+        self,
+        request: Request,
+        *,
+        reply: bytes | memoryview | None = None,
+        failure: str | None = None,
+        arrived_s: float = math.nan,
+    ) -> None:
+        """Note how a request ended."""
+        self._open.pop(request.message_id, None)
+        if request.abandoned:
+            self._on_free()
+            return
+        request.reply, request.failure, request.arrived_s = reply, failure, arrived_s
+        if request.arrivals is not None:
+            request.arrivals.put(request)
+
+    def settle_reply(
+        self, node_id: int, message_id: str, reply: bytes | memoryview, arrived_s: float
+    ) -> bool:
+        """Settle the request that a client's reply answers; tell whether there is one."""
+        request = self._open.get(message_id)
+        # Ids can be guessed: an answer to what has not been sent yet has no round trip.
+        if request is None or request.node_id != node_id or math.isnan(request.sent_s):
+            self.num_ignored_replies += 1
+            return False
+        if request.abandoned:
+            self.num_late_replies += 1
+        self.settle(request, reply=reply, arrived_s=arrived_s)
+        return True
+
+    def is_awaited(self, node_id: int, message_id: str) -> bool:
+        """Tell whether a caller waits for a client's reply to this message."""
+        request = self._open.get(message_id)
+        return request is not None and request.node_id == node_id and not request.abandoned
+
+    def reconcile(self, node_id: int, in_hand: Set[str]) -> None:
+        """Compare the table with what a client has in hand that has just connected.
+
+        What it no longer has is lost. What the table does not know, of an earlier server or given
+        up since, makes the client busy.
+        """
+        for request in self._of(node_id):
+            if request.message_id not in in_hand:
+                self.settle(request, failure=LOST)
+        now_s = self._clock()
+        for message_id in sorted(in_hand - self._open.keys())[:_MAX_UNKNOWN_WORK]:
+            self._open[message_id] = Request(
+                message_id, node_id, now_s + _UNKNOWN_WORK_S, abandoned=True, sent_s=now_s
+            )
+
+    def fail_pending(self, node_id: int) -> None:
+        """Settle what a client has in hand as lost."""
+        self._unacknowledged.pop(node_id, None)  # a reply that it offers again is acknowledged then
+        for request in self._of(node_id):
+            self.settle(request, failure=LOST)
+
+    def fail_all(self) -> None:
+        """Settle all that is open as lost."""
+        for request in list(self._open.values()):
+            self.settle(request, failure=LOST)
+
+    # -- acknowledgements -----------------------------------------------------------------------
+
+    def add_acknowledgement(self, node_id: int, message_id: str) -> bool:
+        """Note that a reply is here; tell whether it is the client's first without one."""
+        unacknowledged = self._unacknowledged.setdefault(node_id, [])
+        if len(unacknowledged) < wire.MAX_IDS:
+            unacknowledged.append(message_id)
+        return len(unacknowledged) == 1
+
+    def is_unacknowledged_since(self, node_id: int, message_id: str) -> bool:
+        """Tell whether this reply is the client's first that was not acknowledged."""
+        return self._unacknowledged.get(node_id, [""])[0] == message_id
+
+    def take_acknowledgements(self, node_id: int) -> list[str]:
+        """Return the ids of a client's replies that were not acknowledged yet, once."""
+        return self._unacknowledged.pop(node_id, [])
+
+    # -------------------------------------------------------------------------------------------
+
+    def _of(self, node_id: int) -> list[Request]:
+        return [request for request in self._open.values() if request.node_id == node_id]
+
+    def _expire(self) -> None:
+        """Settle messages whose time to live is over; drop held replies that are never pulled."""
+        now_s = self._clock()
+        for request in [r for r in self._open.values() if r.expires_s <= now_s]:
+            self.settle(request, failure=TIMEOUT)
+        for message_id in [i for i, r in self._held.items() if r.expires_s + _KEEP_S <= now_s]:
+            del self._held[message_id]
