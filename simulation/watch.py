@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from flower_scheduling.files import write_whole
 from flower_scheduling.server.cli.options import stoppable
 from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_token, serve_page
 
@@ -39,7 +40,6 @@ def watch(run: Path, address: str, save: Path | None, force: bool) -> None:
     if save is not None:
         from flower_scheduling.server.page.run_view import RunView
         from flower_scheduling.server.page.saved import MARK, saved_page
-        from flower_scheduling.server.runs.directory import write_whole
 
         refuse_other("save", save, mark=MARK, what="page", force=force)
         view = RunView(run)

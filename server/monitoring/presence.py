@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
+
+from flower_scheduling.files import write_whole
 
 FILE: Final = "live.json"
 HEARTBEAT_S: Final = 5.0
@@ -51,11 +52,7 @@ class PresenceWriter:
             found, now_s = self._presence(), time.time()
             due = not 0.0 <= now_s - written_s < HEARTBEAT_S - _INTERVAL_S
             if (due or found != written) and self._file.parent.is_dir():
+                text = json.dumps({"time": now_s, **found}, separators=(",", ":"))
                 with suppress(OSError):  # a full disk is the run's concern
-                    self._write({"time": now_s, **found})
+                    write_whole(self._file, text, durable=False)
                     written, written_s = found, now_s
-
-    def _write(self, content: Mapping[str, Any]) -> None:
-        temporary = self._file.with_name(f".{FILE}.tmp")
-        temporary.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
-        os.replace(temporary, self._file)

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from flwr.app import ArrayRecord
 
 from flower_scheduling.errors import ConfigError, TrackerError, nearest
+from flower_scheduling.files import write_whole
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 
 from .round_metrics import RoundMetrics, summary_metrics
@@ -140,10 +141,8 @@ class TrackedRun:
         with self._lock:
             self._noted[key] = value
             target = self.folder / _IDS
-            temporary = target.with_name(f".{_IDS}.tmp")
             try:
-                temporary.write_text(json.dumps(self._noted, indent=1) + "\n", encoding="utf-8")
-                os.replace(temporary, target)
+                write_whole(target, json.dumps(self._noted, indent=1) + "\n", durable=False)
                 self._unwritable = False
             except OSError as error:
                 if not self._unwritable:

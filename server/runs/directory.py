@@ -25,6 +25,7 @@ from flwr.app import Array, ArrayRecord
 from safetensors import SafetensorError
 
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.files import write_whole
 from flower_scheduling.strategies.flower import LOGGER, Arm, RoundRecord
 
 from .round_lines import line_of, parse_round, read_line
@@ -79,27 +80,6 @@ def refuse_used(path: Path) -> None:
         raise ConfigError(
             "run-dir", str(path), "must be a folder that does not exist yet, or is empty"
         )
-
-
-def write_whole(target: Path, data: str | bytes) -> None:
-    """Replace a file as a whole: a reader sees the old or the new one.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written; it bears the file's name, and nothing is left behind.
-    """
-    temporary = target.with_name(f".{target.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 def lock_run(path: Path) -> filelock.BaseFileLock:

@@ -15,8 +15,9 @@ from flwr.app import Context, RecordDict
 
 from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.files import write_whole
 from flower_scheduling.server.app import build_strategy, create_app
-from flower_scheduling.server.runs.directory import TRUTH, load_model, read_rounds, write_whole
+from flower_scheduling.server.runs.directory import TRUTH, load_model, read_rounds
 from flower_scheduling.server.runs.resume import has_model
 from flower_scheduling.strategies import POLICIES, check_feasibility, parse_floors
 from flower_scheduling.strategies.flower import RoundHook, RoundRecord
