@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 
 from flower_scheduling.files import write_whole
-from flower_scheduling.server.cli.options import stoppable
 from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_token, serve_page
+from flower_scheduling.server.runtimes.signals import stoppable
 
 from .environments.recorded_run import require_run
 from .output_file import refuse_other

@@ -34,13 +34,13 @@ from flower_scheduling.client.wire.credentials import load_certificate, server_c
 from flower_scheduling.errors import ConfigError, SuperLinkError
 from flower_scheduling.strategies.flower import LOGGER
 
-from ..app import build_strategy
-from ..cli.options import stoppable
+from ..app import prepare_run
 from ..page.process import page_process
-from ..runs.directory import refuse_used
+from ..runs.directory import ensure_empty
 from ..settings.fleet import FleetConfig
 from ..settings.run import ServerConfig
 from ..transport.sockets import FREE_PORT
+from .signals import stoppable
 
 __all__ = ["SuperLink", "SuperLinkError", "run_superlink", "supernode_command", "write_app"]
 
@@ -106,13 +106,13 @@ def run_superlink(
         If stopped by SIGINT or SIGTERM, after everything was written and stopped.
     """
     _refuse_unsupported(config)
-    build_strategy(config.server_config())
+    prepare_run(config.server_config())
     run_dir = Path(config.run_dir).resolve()
-    refuse_used(run_dir)
+    ensure_empty(run_dir)
     run_config = config.server_config().to_mapping() | {"run-dir": str(run_dir)}
     # The ServerApp creates the run directory; until all has ended, the state lies beside it.
     state = run_dir.with_name(f".{run_dir.name}-{STATE_FOLDER}")
-    refuse_used(state)
+    ensure_empty(state)
     superlink = SuperLink(state, config.address, Path(config.tls) if config.tls else None)
     with stoppable():
         try:
