@@ -16,7 +16,7 @@ from .callbacks import RoundCallback, Run, following
 from .monitoring.alarms import AlarmLog
 from .monitoring.console import ConsoleLog
 from .monitoring.trackers import Trackers
-from .monitoring.trackers.registry import require_trackers, tracker_names
+from .monitoring.trackers.catalog import require_trackers, tracker_names
 from .runs.directory import RunDirectory, load_model
 from .runs.recorder import RunRecorder
 from .runs.resume import Checkpointer, has_model, load_checkpoint, restore

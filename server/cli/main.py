@@ -23,7 +23,7 @@ from ..monitoring.status import status_table
 from ..page.process import TOKEN_VARIABLE
 from ..runs.directory import default_run_dir
 from ..runs.resume import continued_settings, resumed_settings
-from ..runtimes.stream import run_fleet
+from ..runtimes.fleet_server import run_fleet
 from ..settings.fleet import FleetConfig
 from ..settings.run import idle_settings
 from .operator import operator_channel, read_status

@@ -16,7 +16,7 @@ from flower_scheduling.strategies import (
     parse_options,
 )
 
-from ..monitoring.trackers.registry import TRACKERS, tracker_names
+from ..monitoring.trackers.catalog import TRACKERS, tracker_names
 from .base import Settings, setting
 
 LONGEST_WAIT_S: Final = 7 * 86400.0

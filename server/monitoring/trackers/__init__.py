@@ -13,8 +13,8 @@ from ...callbacks import RoundCallback, Run, RunEnd
 from ...runs.directory import read_rounds
 from .base import RoundPoint, TrackedRun
 from .metrics import RoundMetrics, summary_metrics
-from .registry import TRACKERS
-from .worker import TrackerWorker, log_dropped
+from .catalog import TRACKERS
+from .tracker_thread import TrackerThread, log_dropped
 
 
 class Trackers(RoundCallback):
@@ -28,7 +28,7 @@ class Trackers(RoundCallback):
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._workers: list[TrackerWorker] = []
+        self._threads: list[TrackerThread] = []
 
     def on_start(self, run: Run) -> None:
         """Open the run in every tracker; what needs a network is not waited for."""
@@ -48,28 +48,28 @@ class Trackers(RoundCallback):
     def begin(self, run: TrackedRun, metrics: RoundMetrics) -> None:
         """Open a run in every tracker, whose rounds become these metrics."""
         self._begin_s, self._metrics = run.begin_s, metrics
-        self._workers = []
+        self._threads = []
         for name in self._names:
             try:
                 tracker = TRACKERS[name]()
             except Exception as error:
                 log_dropped(name, error)
                 continue
-            worker = TrackerWorker(name, tracker, run, metrics.of_earlier())
-            self._workers.append(worker)
-            worker.start()
+            thread = TrackerThread(name, tracker, run, metrics.of_earlier())
+            self._threads.append(thread)
+            thread.start()
 
     def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Report a round that the totals have counted."""
-        if not self._workers:
+        if not self._threads:
             return
         point = RoundPoint(record.round, self._begin_s + record.time_s, self._metrics(record))
-        for worker in self._workers:
-            worker.log(point)
+        for thread in self._threads:
+            thread.log(point)
 
     def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
         """Close the run in every tracker, and wait for that within bounds."""
-        for worker in self._workers:
-            worker.end(status, summary_metrics(summary))
-        for worker in self._workers:
-            worker.join()
+        for thread in self._threads:
+            thread.end(status, summary_metrics(summary))
+        for thread in self._threads:
+            thread.join()

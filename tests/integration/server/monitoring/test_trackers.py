@@ -31,7 +31,7 @@ from flower_scheduling.errors import ConfigError, TrackerError
 from flower_scheduling.server.callbacks import RunEnd
 from flower_scheduling.server.cli.main import main as server_main
 from flower_scheduling.server.monitoring import trackers
-from flower_scheduling.server.monitoring.trackers import Trackers, worker
+from flower_scheduling.server.monitoring.trackers import Trackers, tracker_thread
 from flower_scheduling.server.monitoring.trackers.base import RoundPoint, TrackedRun, Tracker
 from flower_scheduling.server.monitoring.trackers.metrics import (
     METRICS,
@@ -39,7 +39,7 @@ from flower_scheduling.server.monitoring.trackers.metrics import (
     summary_metrics,
 )
 from flower_scheduling.server.monitoring.trackers.mlflow import MlflowTracker
-from flower_scheduling.server.monitoring.trackers.registry import require_trackers
+from flower_scheduling.server.monitoring.trackers.catalog import require_trackers
 from flower_scheduling.server.runs.directory import written_rounds
 from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.simulation.cli import main
@@ -297,7 +297,7 @@ def test_what_cannot_be_used_is_one_line_before_any_work(
 ) -> None:
     absent = {"wandb", "mlflow"} if value.startswith("mlflow") else {"wandb"}
     monkeypatch.setattr(
-        "flower_scheduling.server.monitoring.trackers.registry.importlib.util.find_spec",
+        "flower_scheduling.server.monitoring.trackers.catalog.importlib.util.find_spec",
         lambda name: None if name in absent else SimpleNamespace(),
     )
     port = ["--address", "127.0.0.1:0"]
@@ -562,7 +562,7 @@ def test_a_tracker_that_cannot_even_be_made_is_dropped(
 def test_a_remote_tracker_is_not_waited_for_and_gets_everything_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker, "_RETRY_S", 0.01)
+    monkeypatch.setattr(tracker_thread, "_RETRY_S", 0.01)
     slow = Recorder(remote=True, fails={"begin": OSError("down")})
     with caplog.at_level(logging.INFO, logger=LOGGER.name):
         run = follow(monkeypatch, tmp_path / "run", slow)
@@ -588,8 +588,8 @@ def test_a_remote_tracker_is_not_waited_for_and_gets_everything_when_it_is_back(
 def test_what_there_is_no_room_for_is_lost_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker, "_MOST_WAITING", 5)
-    monkeypatch.setattr(worker, "DRAIN_S", 0.3)
+    monkeypatch.setattr(tracker_thread, "_MOST_WAITING", 5)
+    monkeypatch.setattr(tracker_thread, "DRAIN_S", 0.3)
     hung = Recorder(remote=True)
     hung.open.clear()
     run = follow(monkeypatch, tmp_path / "run", hung)
@@ -615,17 +615,17 @@ def test_a_local_tracker_that_is_slow_is_waited_for_while_it_gets_on(
             super().log_rounds(points)
 
     clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: now_s[0]})
-    monkeypatch.setattr(worker, "time", clock)
-    monkeypatch.setattr(worker, "_MOST_WAITING", 5)
-    monkeypatch.setattr(worker, "_BATCH", 1)
-    monkeypatch.setattr(worker, "DRAIN_S", PATIENCE_S)
+    monkeypatch.setattr(tracker_thread, "time", clock)
+    monkeypatch.setattr(tracker_thread, "_MOST_WAITING", 5)
+    monkeypatch.setattr(tracker_thread, "_BATCH", 1)
+    monkeypatch.setattr(tracker_thread, "DRAIN_S", PATIENCE_S)
     slow = Slow()
     run = follow(monkeypatch, tmp_path / "run", slow)
     for number in range(1, 16):
         log_round(run, record(number))
     run.on_end(RunEnd.FINISHED, {})
     assert slow.steps == list(range(1, 16))
-    monkeypatch.setattr(worker, "DRAIN_S", 0.4)
+    monkeypatch.setattr(tracker_thread, "DRAIN_S", 0.4)
     hung = Recorder()
     run = follow(monkeypatch, tmp_path / "run", hung)
     hung.open.clear()
@@ -640,7 +640,7 @@ def test_a_local_tracker_that_is_slow_is_waited_for_while_it_gets_on(
 def test_rounds_that_a_tracker_has_not_got_are_read_and_sent_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_BATCH", 2)
+    monkeypatch.setattr(tracker_thread, "_BATCH", 2)
     num_read = 0
 
     def read(first: int) -> Iterator[RoundRecord]:
@@ -688,9 +688,9 @@ def test_rounds_that_a_tracker_has_not_got_are_read_and_sent_first(
 def test_what_was_lost_is_not_noted_as_taken_and_rounds_are_read_as_they_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_BATCH", 2)
-    monkeypatch.setattr(worker, "_MOST_WAITING", 3)
-    monkeypatch.setattr(worker, "DRAIN_S", 0.3)
+    monkeypatch.setattr(tracker_thread, "_BATCH", 2)
+    monkeypatch.setattr(tracker_thread, "_MOST_WAITING", 3)
+    monkeypatch.setattr(tracker_thread, "DRAIN_S", 0.3)
     num_read = 0
 
     def read(first: int) -> Iterator[RoundRecord]:

@@ -24,7 +24,7 @@ from flower_scheduling.server.runs.directory import (
     written_rounds,
 )
 from flower_scheduling.server.runs.totals import RunTotals
-from flower_scheduling.server.runtimes.stream import DenyList
+from flower_scheduling.server.runtimes.fleet_server import DenyList
 from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
 from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord
@@ -101,6 +101,33 @@ def test_options_reach_the_strategy() -> None:
 def test_options_that_are_not_the_users_are_refused(option: str) -> None:
     with pytest.raises(ConfigError, match="aggregation-option"):
         build_aggregation("fedadam", option)
+
+
+class Stringed(FedAvg):
+    """Written in a module that imports ``annotations`` from ``__future__``, as this one does."""
+
+    def __init__(
+        self,
+        rate: float,
+        steps: int = 3,
+        hook: OnlyForTypeCheckers | None = None,  # type: ignore[name-defined]  # noqa: F821
+        train_loss_key: str = "loss",
+    ) -> None:
+        super().__init__()
+        self.rate, self.steps = rate, steps
+
+
+def test_options_are_known_however_flower_writes_its_annotations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(AGGREGATIONS, "stringed", Stringed)
+    strategy = build_aggregation("stringed", "rate=0.5,steps=4")
+    assert isinstance(strategy, Stringed)
+    assert (strategy.rate, strategy.steps) == (0.5, 4)
+    with pytest.raises(ConfigError, match="steps must be a finite int"):
+        build_aggregation("stringed", "rate=0.5,steps=4.5")
+    with pytest.raises(ConfigError, match="which takes rate, steps, train-loss-key"):
+        build_aggregation("stringed", "hook=1")
 
 
 # --- history ----------------------------------------------------------------------------------

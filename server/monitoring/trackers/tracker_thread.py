@@ -26,7 +26,7 @@ _NOTE_S: Final = 1.0  # between two notes of what was taken: rounds since the la
 _RETRY_S: Final = 10.0
 
 
-class TrackerWorker:
+class TrackerThread:
     """One tracker in a thread of its own, with a queue that is bounded.
 
     A local tracker is begun at once, by the caller: databases are laid out before times are
