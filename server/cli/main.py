@@ -98,7 +98,7 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         LOGGER.warning(line)
     try:
         if config.runtime == "superlink":
-            from ..runtimes.superlink import run_superlink
+            from ..runtimes.superlink_run import run_superlink
 
             run_superlink(config)
         else:

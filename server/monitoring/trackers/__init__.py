@@ -12,8 +12,8 @@ from flower_scheduling.strategies.flower import RoundRecord
 from ...callbacks import RoundCallback, Run, RunEnd
 from ...runs.directory import read_rounds
 from .base import RoundPoint, TrackedRun
-from .metrics import RoundMetrics, summary_metrics
 from .catalog import TRACKERS
+from .metrics import RoundMetrics, summary_metrics
 from .tracker_thread import TrackerThread, log_dropped
 
 

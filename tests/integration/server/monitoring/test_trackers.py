@@ -33,13 +33,13 @@ from flower_scheduling.server.cli.main import main as server_main
 from flower_scheduling.server.monitoring import trackers
 from flower_scheduling.server.monitoring.trackers import Trackers, tracker_thread
 from flower_scheduling.server.monitoring.trackers.base import RoundPoint, TrackedRun, Tracker
+from flower_scheduling.server.monitoring.trackers.catalog import require_trackers
 from flower_scheduling.server.monitoring.trackers.metrics import (
     METRICS,
     RoundMetrics,
     summary_metrics,
 )
 from flower_scheduling.server.monitoring.trackers.mlflow import MlflowTracker
-from flower_scheduling.server.monitoring.trackers.catalog import require_trackers
 from flower_scheduling.server.runs.directory import written_rounds
 from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.simulation.cli import main
