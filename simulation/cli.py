@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from flower_scheduling.extras import require_extra
 from flower_scheduling.server.cli.options import (
     given_settings,
     log_warnings_to,
@@ -82,6 +83,8 @@ def cli(
 
     Without arguments: CS-UCB-Q in the paper's non-ideal scenario, until a stated accuracy.
     """
+    if context.invoked_subcommand != "watch":  # it draws and computes nothing
+        require_extra("the simulation", "simulation")
     if context.invoked_subcommand is not None:
         misplaced = [*given_settings(flags), *(["json"] if as_json else [])]
         misplaced += ["resume"] if resume else []

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from flower_scheduling.extras import require_extra
+
 from ..transport.sockets import is_loopback, listen
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8501"
@@ -66,10 +68,13 @@ def page_process(
     ------
     ConfigError
         If the address cannot be had.
+    MissingExtraError
+        If what serves pages is not installed.
     """
     if not address:
         yield
         return
+    require_extra("--page", "page")
     token = page_token(address)
     with listen("page", address) as listener:  # here, so that a fault is told before the run
         environment = {
@@ -134,7 +139,10 @@ def serve_page(
     ------
     ConfigError
         If the address cannot be had.
+    MissingExtraError
+        If what serves pages is not installed.
     """
+    require_extra("the page", "page")
     from ..monitoring.http_server import HttpServer
     from .web import page_app, view_of
 

@@ -10,9 +10,10 @@ from typing import Final
 
 import tomli_w
 
+from flower_scheduling.extras import PROJECT
+
 from ..settings.run import ServerConfig
 
-_PROJECT: Final = "flower-client-scheduling"
 _PUBLISHER: Final = "client-scheduling"
 _IMPORT_NAME: Final = "flower_scheduling"
 _PACKAGES: Final = ("client", "server", "strategies")
@@ -38,7 +39,7 @@ def write_app(folder: Path) -> Path:
     version, requires = _metadata()
     project = {
         "project": {
-            "name": _PROJECT,
+            "name": PROJECT,
             "version": version,
             "description": "Bandit client scheduling for Flower",
             "license": "Apache-2.0",
@@ -73,8 +74,8 @@ def _source(package: str) -> Path:
 def _metadata() -> tuple[str, list[str]]:
     """Return our version and requirements; a checkout that is not installed has none."""
     try:
-        found = importlib.metadata.metadata(_PROJECT)
+        found = importlib.metadata.metadata(PROJECT)
     except importlib.metadata.PackageNotFoundError:
         return "0.0.0", [f"flwr=={importlib.metadata.version('flwr')}"]
-    requires = importlib.metadata.requires(_PROJECT) or []
+    requires = importlib.metadata.requires(PROJECT) or []
     return found["Version"], [text for text in requires if "extra ==" not in text]

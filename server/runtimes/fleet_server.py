@@ -17,6 +17,7 @@ from flwr.serverapp import ServerApp
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.extras import require_extra
 from flower_scheduling.strategies.flower import LOGGER, RoundHook
 
 from ..app import create_app, prepare_run
@@ -58,6 +59,9 @@ def run_fleet(
     KeyboardInterrupt
         If stopped by a signal, after everything was written and the clients were told.
     """
+    for key in ("metrics", "page"):
+        if getattr(config, key):
+            require_extra(f"--{key}", "page")
     run_config: UserConfig = dict(config.server_config().to_mapping())
     credentials = server_credentials(Path(config.tls)) if config.tls else None
     alarm_log = AlarmLog()

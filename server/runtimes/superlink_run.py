@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_scheduling.errors import ConfigError, SuperLinkError
+from flower_scheduling.extras import require_extra
 from flower_scheduling.strategies.flower import LOGGER
 
 from ..app import prepare_run
@@ -62,6 +63,8 @@ def run_superlink(
         If stopped by SIGINT or SIGTERM, after everything was written and stopped.
     """
     _refuse_unsupported(config)
+    if config.page:
+        require_extra("--page", "page")
     prepare_run(config.server_config())
     run_dir = Path(config.run_dir).resolve()
     ensure_empty(run_dir)

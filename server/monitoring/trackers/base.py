@@ -17,7 +17,6 @@ from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 
 from ...callbacks import RunEnd
 
-PROJECT: Final = "flower-client-scheduling"
 DRAIN_S: Final = 30.0  # longest wait at the end; for a local tracker, without any progress
 _NOTES: Final = "trackers.json"  # in the run directory
 _TAKEN: Final = "_last_round"  # behind a tracker's name: the key of the last round it has taken

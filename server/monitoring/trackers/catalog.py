@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from flower_scheduling.errors import ConfigError, nearest
+from flower_scheduling.extras import install_command
 
-from .base import PROJECT, Tracker
+from .base import Tracker
 from .mlflow import MlflowTracker
 from .tensorboard import TensorBoardTracker
 from .wandb import WandbTracker
@@ -50,7 +51,6 @@ def require_trackers(text: str, run_dir: str) -> None:
     names = tracker_names(text)
     missing = [name for name in names if importlib.util.find_spec(TRACKERS[name].package) is None]
     if missing:
-        install = f"pip install '{PROJECT}[{','.join(missing)}]'"
-        raise ConfigError("tracker", text, f"is not installed: {install}")
+        raise ConfigError("tracker", text, f"is not installed: {install_command(*missing)}")
     if names and not run_dir:
         raise ConfigError("tracker", text, "needs run-dir, where it keeps its files")

@@ -11,8 +11,10 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from flower_scheduling.extras import PROJECT
+
 from ...callbacks import RunEnd
-from .base import PROJECT, RoundPoint, TrackedRun, Tracker
+from .base import RoundPoint, TrackedRun, Tracker
 
 _T = TypeVar("_T")
 

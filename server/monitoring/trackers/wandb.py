@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from flower_scheduling.errors import TrackerError
+from flower_scheduling.extras import PROJECT
 
 from ...callbacks import RunEnd
-from .base import DRAIN_S, PROJECT, RoundPoint, TrackedRun, Tracker
+from .base import DRAIN_S, RoundPoint, TrackedRun, Tracker
 
 
 class WandbTracker(Tracker):
