@@ -65,7 +65,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m pip install --quiet -e '.[simulation,page]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

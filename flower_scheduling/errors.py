@@ -16,6 +16,7 @@
      ├── CertificateTimeError (ConnectionError)   a certificate is not valid at this time
      ├── DataUnavailableError (RuntimeError)   a data set cannot be had
      ├── TrainingDivergedError (ArithmeticError)  the local loss is no longer finite
+     ├── MissingExtraError (ImportError)       an optional part is not installed
      ├── TrackerError (RuntimeError)           a tracker cannot be used
      └── SuperLinkError (ChildProcessError)    Flower's runtime or the app on it failed
 """
@@ -156,6 +157,10 @@ class TrainingDivergedError(SchedulingError, ArithmeticError):
     """The local loss is no longer a finite number."""
 
     exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class MissingExtraError(SchedulingError, ImportError):
+    """An optional part of the installation is needed and missing."""
 
 
 class TrackerError(SchedulingError, RuntimeError):

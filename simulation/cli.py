@@ -12,17 +12,18 @@ from typing import Any
 import click
 from rich.console import Console
 
+from flower_scheduling.extras import require_extra
 from flower_scheduling.server.cli.options import (
     given_settings,
     log_warnings_to,
     resume_option,
     run_command,
     settings_options,
-    stoppable,
 )
 from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_process
-from flower_scheduling.server.runs.directory import default_run_dir, file_name, refuse_used
+from flower_scheduling.server.runs.directory import default_run_dir, ensure_empty, file_name
 from flower_scheduling.server.runs.resume import resumed_settings
+from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import idle_settings
 
 from .benchmark.cli import league
@@ -82,6 +83,8 @@ def cli(
 
     Without arguments: CS-UCB-Q in the paper's non-ideal scenario, until a stated accuracy.
     """
+    if context.invoked_subcommand != "watch":  # it draws and computes nothing
+        require_extra("the simulation", "simulation")
     if context.invoked_subcommand is not None:
         misplaced = [*given_settings(flags), *(["json"] if as_json else [])]
         misplaced += ["resume"] if resume else []
@@ -97,7 +100,7 @@ def cli(
         return
     config = _resolve(flags)
     run_dir = Path(config.run_dir or default_run_dir(config.strategy))
-    refuse_used(run_dir)
+    ensure_empty(run_dir)
     _tell_idle(flags, [config.strategy])
     with _page(run_dir, page):
         _run([config.changed(run_dir=str(run_dir))], run_dir, as_json)
@@ -163,7 +166,7 @@ def _run(
 ) -> None:
     """Run one simulation after the other; leave figures in the folder and show the results."""
     if not resume:
-        refuse_used(folder)
+        ensure_empty(folder)
     from .engine.runner import Simulation
 
     errors = Console(stderr=True)

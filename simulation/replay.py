@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from flower_scheduling.server.cli.options import stoppable
+from flower_scheduling.server.runtimes.signals import stoppable
 
 from .engine.replayer import RECORDED, Record, Replayed, caveats, read_record, replay
 

@@ -129,10 +129,6 @@ class SimulationConfig(ServerConfig, RadioSettings):
         self._events("slowdowns", 3)
         return self
 
-    def server_config(self) -> ServerConfig:
-        """Return the part that the ServerApp sees."""
-        return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.model_fields})
-
     def per_client(self, name: str) -> NDArray[np.float64]:
         """Return a setting that is one probability or one per client, (num_clients,)."""
         values = self._numbers(name)

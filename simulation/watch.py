@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from flower_scheduling.server.cli.options import stoppable
+from flower_scheduling.files import write_whole
 from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_token, serve_page
+from flower_scheduling.server.runtimes.signals import stoppable
 
 from .environments.recorded_run import require_run
 from .output_file import refuse_other
@@ -39,7 +40,6 @@ def watch(run: Path, address: str, save: Path | None, force: bool) -> None:
     if save is not None:
         from flower_scheduling.server.page.run_view import RunView
         from flower_scheduling.server.page.saved import MARK, saved_page
-        from flower_scheduling.server.runs.directory import write_whole
 
         refuse_other("save", save, mark=MARK, what="page", force=force)
         view = RunView(run)

@@ -36,6 +36,7 @@ import torch
 from numpy.typing import NDArray
 
 from flower_scheduling.errors import DataUnavailableError
+from flower_scheduling.files import write_whole
 
 __all__ = [
     "MnistData",
@@ -291,7 +292,7 @@ def _fetch(raw: Path, report: Report) -> None:
             for file, content in source(tuple(missing)):
                 if not file.matches(io.BytesIO(content)):
                     raise _SourceError(f"{file.name} has the wrong checksum")
-                _write_atomically(raw / file.name, content)
+                write_whole(raw / file.name, content)
                 missing.remove(file)
         except _SourceError as error:
             report(f"MNIST: {name}: {error}")
@@ -301,16 +302,6 @@ def _fetch(raw: Path, report: Report) -> None:
             f"no source for MNIST is reachable: put the uncompressed files {names} into {raw}"
         )
     report(f"MNIST: complete in {raw}")
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a file such that it appears whole or not at all, also after a power cut."""
-    partial = path.with_name(f".{path.name}.partial")  # one writer at a time, under the lock
-    with partial.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
 
 
 _Source: TypeAlias = Callable[[Sequence[_RawFile]], Iterator[tuple[_RawFile, bytes]]]

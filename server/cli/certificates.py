@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from flower_scheduling.client.wire.credentials import (
     load_key,
 )
 from flower_scheduling.errors import ClientConfigError, ConfigError
+from flower_scheduling.files import write_whole
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
@@ -300,17 +300,5 @@ def _write_pair(base: Path, certificate: x509.Certificate, key: ec.EllipticCurve
         (key_file, secret, 0o600),
         (certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644),
     ):
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_whole(path, data, mode=mode)
     return certificate_file

@@ -23,7 +23,7 @@ from ..monitoring.status import status_table
 from ..page.process import TOKEN_VARIABLE
 from ..runs.directory import default_run_dir
 from ..runs.resume import continued_settings, resumed_settings
-from ..runtimes.stream import run_fleet
+from ..runtimes.fleet_server import run_fleet
 from ..settings.fleet import FleetConfig
 from ..settings.run import idle_settings
 from .operator import operator_channel, read_status
@@ -98,7 +98,7 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         LOGGER.warning(line)
     try:
         if config.runtime == "superlink":
-            from ..runtimes.superlink import run_superlink
+            from ..runtimes.superlink_run import run_superlink
 
             run_superlink(config)
         else:

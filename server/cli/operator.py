@@ -65,7 +65,7 @@ def operator_channel(address: str, tls: Path | None) -> Iterator[grpc.Channel]:
 
 
 def read_status(channel: grpc.Channel, address: str, timeout_s: float) -> dict[str, Any]:
-    """Ask a server for its state (:meth:`.RunStatus.snapshot`).
+    """Ask a server for its state (:meth:`.ServerStatus.snapshot`).
 
     Raises
     ------

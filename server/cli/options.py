@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import click
-from flwr.app import ArrayRecord
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -24,12 +19,10 @@ from flower_scheduling.errors import (
     SchedulingError,
     fail,
 )
-from flower_scheduling.strategies.flower import LOGGER, RoundHook, RoundRecord
+from flower_scheduling.strategies.flower import LOGGER
 
 from ..settings.base import Settings
 from ..settings.run import options_help, runnable_policies
-
-_SAME_STOP_S: Final = 1.0
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -115,55 +108,6 @@ resume_option = click.option(
 def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags that were given, by the keys of their settings."""
     return {key.replace("_", "-"): value for key, value in flags.items() if value is not None}
-
-
-@contextmanager
-def stoppable(*, between_rounds: bool = False) -> Iterator[RoundHook]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt, and let a later one kill.
-
-    A signal that is ignored stays so: a shell's background jobs ignore SIGINT, nohup's SIGHUP.
-    Signals of the same second are one: who ends a session, or a whole group, sends several.
-
-    Parameters
-    ----------
-    between_rounds : bool
-        Whether the round that is under way ends first, so that nothing of the next has happened.
-
-    Yields
-    ------
-    RoundHook
-        To be called after each round, last of all hooks, for `between_rounds`.
-    """
-    asked_s: float | None = None
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        nonlocal asked_s
-        if asked_s is None:
-            asked_s = time.monotonic()
-            if not between_rounds:
-                raise KeyboardInterrupt
-        elif time.monotonic() - asked_s > _SAME_STOP_S:
-            for each in saved:
-                signal.signal(each, signal.SIG_DFL)
-            signal.raise_signal(signum)
-
-    def check(record: RoundRecord, arrays: ArrayRecord) -> None:
-        if asked_s is not None:
-            raise KeyboardInterrupt
-
-    saved = {
-        each: signal.getsignal(each)
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(each) is not signal.SIG_IGN
-    }
-    for each in saved:
-        signal.signal(each, stop)
-    try:
-        yield check
-    finally:
-        for each, handler in saved.items():
-            if signal.getsignal(each) is stop:
-                signal.signal(each, handler)
 
 
 def log_warnings_to(console: Console) -> None:

@@ -1,24 +1,21 @@
-"""What somebody should look at: missed floors, clients that always fail, a bad deadline."""
+"""Alarms about a run: missed floors, clients that always fail, a deadline that does not fit."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from flower_scheduling.strategies.flower import (
-    LOGGER,
-    TIMEOUT,
-    RoundRecord,
-    ScheduledStrategy,
-    failure_kind,
-)
+from flower_scheduling.strategies.flower import LOGGER, TIMEOUT, RoundRecord, failure_kind
+
+from ..callbacks import RoundCallback, Run
+from ..runs.totals import RunTotals
 
 FLOOR_MISSED: Final = "floor-missed"
 ALWAYS_FAILS: Final = "always-fails"
@@ -32,7 +29,7 @@ KINDS: Final = {
     FLOOR_MISSED: "a client had less than its floor in the last rounds",
     ALWAYS_FAILS: "a client has failed five times in a row or more",
     DEADLINE_TIGHT: "many selected clients miss the deadline",
-    DEADLINE_LOOSE: "the deadline is many times what anybody takes",
+    DEADLINE_LOOSE: "the deadline is many times what any client takes",
     NO_STEP: "the model has not changed for ten rounds or more",
     DIVERGED: "the loss is no finite number any more",
     NOT_LEARNING: "twenty evaluations or more without a better accuracy",
@@ -40,26 +37,19 @@ KINDS: Final = {
 }
 """Every kind of alarm, and what it means."""
 
-_WINDOW: Final = 200
-"""Rounds that floors and deadline are judged by."""
-_SHARE_OF_FLOOR: Final = 0.8
-_OWED_ROUNDS: Final = 5.0
-"""A floor is missed below this share of it, and if that is at least so many rounds."""
-_FAILURES: Final = 5
-_FEW_TIMES: Final = 50
-_TIGHT: Final = 0.1
-"""Share of the selected that may miss a deadline."""
-_LOOSE: Final = 10.0
-"""A deadline may be so many times the slowest answer of the window."""
-_CALM: Final = 0.5
-"""An alarm on the deadline is over at this part of what began it, so that it does not flap."""
-_BETTER: Final = 0.002
-"""What an accuracy must gain to count as better."""
+_WINDOW: Final = 200  # rounds that floors and deadline are judged by
+_SHARE_OF_FLOOR: Final = 0.8  # a floor is missed below this share of it,
+_OWED_ROUNDS: Final = 5.0  # and if that is at least so many rounds
+_FAILURES: Final = 5  # in a row
+_FEW_TIMES: Final = 50  # selections in the window, before the deadline is judged
+_TIGHT: Final = 0.1  # share of the selected that may miss a deadline
+_LOOSE: Final = 10.0  # a deadline may be so many times the slowest answer of the window
+_CALM: Final = 0.5  # an alarm on the deadline ends at this part of what began it: no flapping
+_BETTER: Final = 0.002  # what an accuracy must gain to count as better
 _NO_STEP_ROUNDS: Final = 10
 _EVALUATIONS: Final = 20
-_MAX_TOLD: Final = 20
-_TOLD_S: Final = 3600.0
-"""Alarms of one kind that the log names, and in which time [s]."""
+_MAX_LOGGED: Final = 20  # alarms of one kind that the log names
+_LOG_AGAIN_S: Final = 3600.0  # and in which time [s]
 
 
 @dataclass(frozen=True, order=True)
@@ -81,57 +71,51 @@ class Alarm:
     text: str
 
 
+class _WindowRound(NamedTuple):
+    selected: list[int]
+    member: NDArray[np.bool_]  # (num_arms,)
+    slowest_s: float  # the slowest answer
+    num_timeouts: int
+
+
 class Alarms:
-    """Watch the rounds of a run; memory does not grow with them.
+    """Judges the rounds of a run; memory does not grow with them.
 
     Parameters
     ----------
+    totals : RunTotals
+        The run's rounds, counted up to the one that is observed.
     tau_max_s : float
         Deadline [s].
     checkpoint_every : int
         Rounds between checkpoints; 0: there are none.
     """
 
-    def __init__(self, *, tau_max_s: float, checkpoint_every: int = 0) -> None:
+    def __init__(
+        self, totals: RunTotals, *, tau_max_s: float = 0.0, checkpoint_every: int = 0
+    ) -> None:
+        self._totals = totals
         self._tau_max_s = tau_max_s
         self._checkpoint_every = checkpoint_every
-        self._round = 0
-        # Per round of the window: selected arms, who was a member, slowest answer, time-outs.
-        self._window: deque[tuple[list[int], NDArray[np.bool_], float, int]] = deque()
-        self._num_selected = self._num_timeouts = 0  # of the window
+        self._window: deque[_WindowRound] = deque()
+        # Sums over the window, the last two by arm.
+        self._num_selected = self._num_timeouts = 0
         self._selected: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._present: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._failing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._failure: dict[int, str] = {}
-        self._without_step = 0
-        self._why_no_step = ""
+        self._member: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._best, self._evaluations_since = -1.0, 0
-        self._diverged = False
         self._tight = self._loose = False
 
     def observe(self, record: RoundRecord) -> None:
-        """Take note of a round."""
-        self._round = record.round
-        self._grow(record.num_arms)
+        """Judge a round that the totals have just counted."""
         member = np.ones(record.num_arms, dtype=np.bool_)
         member[record.absent] = False
-        slowest_s, timeouts = 0.0, 0
-        for result in record.results:
-            if result.reason is None:
-                self._failing[result.arm] = 0
-                self._failure.pop(result.arm, None)
-                slowest_s = max(slowest_s, result.rtt_s or 0.0)
-            else:
-                kind = failure_kind(result.reason)
-                self._failing[result.arm] += 1
-                self._failure[result.arm] = kind
-                timeouts += kind == TIMEOUT
-        self._enter(record.selected, member, slowest_s, timeouts)
+        answers_s = [result.rtt_s or 0.0 for result in record.results if result.completed]
+        kinds = [failure_kind(reason) for reason in record.reason if reason is not None]
+        self._enter(
+            _WindowRound(record.selected, member, max(answers_s, default=0.0), kinds.count(TIMEOUT))
+        )
         self._judge_deadline()
-        self._without_step = 0 if record.stepped else self._without_step + 1
-        self._why_no_step = record.no_step or ""
         if record.accuracy is not None:
-            self._diverged = record.loss is None
             better = record.accuracy > self._best + _BETTER
             self._evaluations_since = 0 if better else self._evaluations_since + 1
             self._best = record.accuracy if better else self._best
@@ -163,7 +147,7 @@ class Alarms:
 
     def _answers(self) -> tuple[int, int, float]:
         """Return selections, missed deadlines and slowest answer [s] of the window."""
-        slowest_s = max((entry[2] for entry in self._window), default=0.0)
+        slowest_s = max((entry.slowest_s for entry in self._window), default=0.0)
         return self._num_selected, self._num_timeouts, slowest_s
 
     def _of_run(self, saved_round: int) -> Iterator[Alarm]:
@@ -179,62 +163,60 @@ class Alarms:
             yield Alarm(
                 DEADLINE_LOOSE,
                 -1,
-                f"nobody took more than {slowest_s:.3g} s in the last {len(self._window)} rounds, "
-                f"the deadline is {self._tau_max_s:g} s: who fails costs all of it",
+                f"in the last {len(self._window)} rounds no answer took more than "
+                f"{slowest_s:.3g} s, the deadline is {self._tau_max_s:g} s: a failing client "
+                "costs all of it",
             )
-        if self._without_step >= _NO_STEP_ROUNDS:
-            text = f"the model has not changed for {self._without_step} rounds: {self._why_no_step}"
-            yield Alarm(NO_STEP, -1, text)
-        if self._diverged:
+        totals = self._totals
+        if totals.without_step >= _NO_STEP_ROUNDS and totals.last is not None:
+            text = f"the model has not changed for {totals.without_step} rounds"
+            yield Alarm(NO_STEP, -1, f"{text}: {totals.last.no_step or ''}")
+        if totals.evaluated is not None and totals.evaluated.loss is None:
             yield Alarm(DIVERGED, -1, "the loss is not finite: the model has diverged")
         elif self._evaluations_since >= _EVALUATIONS:
             text = f"no accuracy clearly better than {self._best:.4f} in {self._evaluations_since}"
             yield Alarm(NOT_LEARNING, -1, f"{text} evaluations")
         every = self._checkpoint_every
-        if every and self._round - saved_round > 2 * every:
+        if every and totals.rounds - saved_round > 2 * every:
             text = f"the last checkpoint is of round {saved_round}, one every {every} is wanted"
             yield Alarm(CHECKPOINT_STALE, -1, text)
 
     def _of_clients(self, names: Sequence[str], floors: Sequence[float] | None) -> Iterator[Alarm]:
-        for arm in np.flatnonzero(self._failing >= _FAILURES).tolist():
-            text = f"{names[arm]} has failed {self._failing[arm]} times in a row"
-            yield Alarm(ALWAYS_FAILS, arm, f"{text}: {self._failure.get(arm, '')}")
+        for arm, (times, kind) in sorted(self._totals.failing.items()):
+            if times >= _FAILURES:
+                text = f"{names[arm]} has failed {times} times in a row: {kind}"
+                yield Alarm(ALWAYS_FAILS, arm, text)
         if floors is None or len(self._window) < _WINDOW:
             return
         floor = np.zeros(self._selected.size)
         known = min(len(floors), floor.size)
         floor[:known] = floors[:known]
-        due = floor * self._present
+        due = floor * self._member
         missed = (self._selected < _SHARE_OF_FLOOR * due) & (due - self._selected >= _OWED_ROUNDS)
         for arm in np.flatnonzero(missed).tolist():
-            share = self._selected[arm] / self._present[arm]
-            text = f"{names[arm]} had {share:.3f} of the last {self._present[arm]} rounds"
+            share = self._selected[arm] / self._member[arm]
+            text = f"{names[arm]} had {share:.3f} of the last {self._member[arm]} rounds"
             yield Alarm(FLOOR_MISSED, arm, f"{text}, its floor is {floor[arm]:.3f}")
 
-    def _enter(
-        self, selected: list[int], member: NDArray[np.bool_], slowest_s: float, timeouts: int
-    ) -> None:
-        self._window.append((selected, member, slowest_s, timeouts))
-        self._num_selected += len(selected)
-        self._num_timeouts += timeouts
-        self._selected[selected] += 1
-        self._present[: member.size] += member
+    def _enter(self, entry: _WindowRound) -> None:
+        """Add a round to the window, and drop the one that falls out of it."""
+        if (missing := entry.member.size - self._member.size) > 0:
+            self._selected = np.pad(self._selected, (0, missing))
+            self._member = np.pad(self._member, (0, missing))
+        self._window.append(entry)
+        self._add(entry, 1)
         if len(self._window) > _WINDOW:
-            old, old_member, _, old_timeouts = self._window.popleft()
-            self._num_selected -= len(old)
-            self._num_timeouts -= old_timeouts
-            self._selected[old] -= 1
-            self._present[: old_member.size] -= old_member
+            self._add(self._window.popleft(), -1)
 
-    def _grow(self, num_arms: int) -> None:
-        for name in ("_selected", "_present", "_failing"):
-            old = getattr(self, name)
-            if old.size < num_arms:
-                setattr(self, name, np.concatenate([old, np.zeros(num_arms - old.size, old.dtype)]))
+    def _add(self, entry: _WindowRound, sign: int) -> None:
+        self._num_selected += sign * len(entry.selected)
+        self._num_timeouts += sign * entry.num_timeouts
+        self._selected[entry.selected] += sign
+        self._member[: entry.member.size] += sign * entry.member
 
 
-class AlarmLog:
-    """Say in the log which alarms begin and end; a round hook.
+class AlarmLog(RoundCallback):
+    """Logs which alarms begin and end.
 
     Attributes
     ----------
@@ -242,54 +224,40 @@ class AlarmLog:
         What there is to look at after the last round; replaced as a whole.
     """
 
-    def __init__(self) -> None:
-        self.active: tuple[Alarm, ...] = ()
-        self._told: Counter[str] = Counter()
-        self._told_since_s = time.monotonic()
-        self._alarms: Alarms | None = None
+    active: tuple[Alarm, ...] = ()
 
-    def watch(
-        self,
-        strategy: ScheduledStrategy,
-        *,
-        tau_max_s: float,
-        checkpoint_every: int,
-        saved_round: Callable[[], int],
-    ) -> None:
-        """Watch the rounds of a strategy that is about to start.
+    def on_start(self, run: Run) -> None:
+        """Judge this run from its first round on."""
+        config = run.config
+        self._run = run
+        self._alarms = Alarms(
+            run.totals,
+            tau_max_s=config.tau_max_s,
+            checkpoint_every=config.checkpoint_every if run.directory else 0,
+        )
+        self.active = ()
+        self._logged: Counter[str] = Counter()  # of each kind, since
+        self._since_s = time.monotonic()
 
-        Parameters
-        ----------
-        strategy : ScheduledStrategy
-            What runs.
-        tau_max_s, checkpoint_every
-            As for :class:`Alarms`.
-        saved_round : callable
-            Returns the round of the last checkpoint.
-        """
-        self._strategy, self._saved_round = strategy, saved_round
-        self._alarms = Alarms(tau_max_s=tau_max_s, checkpoint_every=checkpoint_every)
-        strategy.add_hook(self)
-
-    def __call__(self, record: RoundRecord, arrays: ArrayRecord) -> None:
-        """Take note of a round."""
-        assert self._alarms is not None
+    def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Log what has begun or ended with a round."""
+        strategy = self._run.strategy
         self._alarms.observe(record)
-        names = [arm.name for arm in self._strategy.arms.arms]
-        found = self._alarms.active(names, self._strategy.floors, self._saved_round())
-        before = {(alarm.kind, alarm.arm): alarm for alarm in self.active}
+        names = [arm.name for arm in strategy.arms.arms]
+        found = self._alarms.active(names, strategy.floors, self._run.saved_round)
+        before = {(alarm.kind, alarm.arm) for alarm in self.active}
         now = {(alarm.kind, alarm.arm): alarm for alarm in found}
-        if time.monotonic() - self._told_since_s > _TOLD_S:
-            self._told.clear()
-            self._told_since_s = time.monotonic()
-        for kind, arm in sorted(now.keys() - before.keys()):
-            self._told[kind] += 1
-            told = self._told[kind]
-            if told <= _MAX_TOLD:
-                more = "; more are not logged for an hour" if told == _MAX_TOLD else ""
+        if time.monotonic() - self._since_s > _LOG_AGAIN_S:
+            self._logged.clear()
+            self._since_s = time.monotonic()
+        for kind, arm in sorted(now.keys() - before):
+            self._logged[kind] += 1
+            count = self._logged[kind]
+            if count <= _MAX_LOGGED:
+                more = "; more are not logged for an hour" if count == _MAX_LOGGED else ""
                 LOGGER.warning("alarm %s: %s%s", kind, now[kind, arm].text, more)
-        for kind, arm in sorted(before.keys() - now.keys()):
-            if self._told[kind] <= _MAX_TOLD:
+        for kind, arm in sorted(before - now.keys()):
+            if self._logged[kind] <= _MAX_LOGGED:
                 of = f" for {names[arm]}" if arm >= 0 else ""
                 LOGGER.info("alarm %s is over%s", kind, of)
         self.active = tuple(found)

@@ -1,7 +1,8 @@
-"""A line in the log now and then: how far the run is, and who is slow."""
+"""The console log: a line now and then on how far the run is, and which client is slow."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Final
 
@@ -9,26 +10,27 @@ from flwr.app import ArrayRecord
 
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 
-_QUIET_S: Final = 10.0
-"""Longest silence while rounds end."""
+from ..callbacks import RoundCallback, Run
+
+_QUIET_S: Final = 10.0  # longest time without a line, while rounds end
 
 
-class RoundLog:
-    """Log the first round, evaluated ones, and others if nothing was logged for ten seconds.
-
-    A round hook.
-    """
+class ConsoleLog(RoundCallback):
+    """Logs the first round, evaluated ones, and others when ten seconds have passed without one."""
 
     def __init__(self) -> None:
-        self._said_s: float | None = None
+        self._logged_s = -math.inf
 
-    def __call__(self, record: RoundRecord, arrays: ArrayRecord) -> None:
-        """Take note of a round."""
+    def on_start(self, run: Run) -> None:
+        """Log the next round in any case."""
+        self._logged_s = -math.inf
+
+    def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Log a round, if it is due."""
         now_s = time.monotonic()
-        silent = self._said_s is None or now_s - self._said_s >= _QUIET_S
-        if not silent and record.accuracy is None:
+        if record.accuracy is None and now_s - self._logged_s < _QUIET_S:
             return
-        self._said_s = now_s
+        self._logged_s = now_s
         parts = [f"{record.time_s:.1f} s", f"{len(record.available)} clients available"]
         if record.accuracy is not None:
             parts.append(f"accuracy {record.accuracy:.4f}")

@@ -51,7 +51,7 @@ class StatusCollector:
     Parameters
     ----------
     snapshot : callable
-        Returns the status, :meth:`.RunStatus.snapshot`.
+        Returns the status, :meth:`.ServerStatus.snapshot`.
     """
 
     def __init__(self, snapshot: Callable[[], Mapping[str, Any]]) -> None:

@@ -1,72 +1,60 @@
-"""What a running server tells about itself: who is there, who is slow, who is owed rounds."""
+"""The status of a running server: which clients are there, slow, owed rounds, or failing."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
-from copy import deepcopy
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from flwr.app import ArrayRecord
 from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.client.wire.frames import package_version
-from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy
+from flower_scheduling.strategies.flower import Arm, RoundRecord
 
-from ..runs.totals import RunHistory, Tallies
+from ..callbacks import RoundCallback, Run
+from ..runs.totals import RunTotals
 from ..transport.grid import StreamGrid
 from .alarms import AlarmLog
 
-_MAX_ROWS = 40
-"""More arms are not listed for people; ``--json`` has them all."""
+_MAX_ROWS: Final = 40  # arms in the table for people; ``--json`` has them all
 
 
-class RunStatus:
-    """Count along as a run goes, and tell when asked, from any thread.
+class ServerStatus(RoundCallback):
+    """Follows a run and the connections of its clients; any thread may ask.
 
     Parameters
     ----------
     num_rounds : int, optional
-        Rounds at most; ``None``: unknown, somebody else's ServerApp decides.
+        Rounds at most; ``None``: unknown, another ServerApp decides.
     alarm_log : AlarmLog, optional
-        Who watches for what people should look at.
+        The alarms of the run.
     """
 
     def __init__(self, num_rounds: int | None = None, alarm_log: AlarmLog | None = None) -> None:
         self._num_rounds = num_rounds
         self._alarm_log = alarm_log or AlarmLog()
-        self._last_seen: dict[int, float] = {}  # by arm, of those that have left
         self._begin_s = time.monotonic()
-        self._lock = threading.Lock()  # guards what follows
-        self._strategy: ScheduledStrategy | None = None
-        self._tallies = Tallies()
-        self._queues: list[float] | None = None
+        self._run: Run | None = None
+        self._totals = RunTotals()
         self._floors: list[float] | None = None
-        self._last: RoundRecord | None = None
-        self._accuracy: float | None = None
-        self._loss: float | None = None
+        self._queues: list[float] | None = None
+        self._last_seen: dict[int, float] = {}  # by arm, of those that have left
 
-    def watch(self, strategy: ScheduledStrategy, history: RunHistory) -> None:
-        """Follow a strategy that is about to start.
+    def on_start(self, run: Run) -> None:
+        """Follow this run; rounds of an earlier part of it count too."""
+        self._last_seen = {}
+        self._totals, self._run = run.totals, run
+        self._read_strategy(run)
 
-        Parameters
-        ----------
-        strategy : ScheduledStrategy
-            The strategy.
-        history : RunHistory
-            The rounds of an earlier part of the run, which count too.
-        """
-        evaluated = history.evaluated
-        with self._lock:
-            self._strategy = strategy
-            self._tallies = deepcopy(history.tallies)
-            self._floors, self._queues = strategy.floors, strategy.queues
-            self._last = history.last
-            if evaluated is not None:
-                self._accuracy, self._loss = evaluated.accuracy, evaluated.loss
-        strategy.add_hook(self._record)
+    def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Read floors and queues, which stand still between two rounds."""
+        if self._run is not None:
+            self._read_strategy(self._run)
+
+    def _read_strategy(self, run: Run) -> None:
+        self._floors, self._queues = run.strategy.floors, run.strategy.queues
 
     def snapshot(self, grid: StreamGrid) -> dict[str, Any]:
         """Return the present state, ready for JSON.
@@ -87,50 +75,31 @@ class RunStatus:
             counted since the run began, also if this server resumed it; ``uptime_s``, and what
             was refused, late or ignored, since this server started.
         """
-        nodes, busy, opted_out = _who(grid)
-        with self._lock:
-            last = self._last
-            arms = [] if self._strategy is None else list(self._strategy.arms.arms)
-            rounds = self._tallies.rounds
-            rows = []
-            for arm in arms:
-                tally = self._tallies[arm.index]
-                rows.append(
-                    {
-                        "index": arm.index,
-                        "name": arm.name,
-                        "num_examples": arm.num_examples,
-                        **_state(arm.node_id, nodes, busy, opted_out),
-                        "selections": tally.selections,
-                        "completed": tally.completed,
-                        "share": tally.selections / rounds if rounds else None,
-                        "floor": _at(self._floors, arm.index),
-                        "queue": _at(self._queues, arm.index),
-                        "mean_rtt_s": tally.mean_rtt_s,
-                        "last_rtt_s": tally.last_rtt_s,
-                        "failures": dict(tally.failures),
-                    }
-                )
+        nodes, totals = _Nodes.of(grid), self._totals
+        with totals.lock:
+            last, evaluated = totals.last, totals.evaluated
+            arms = self._arms()
+            rows = [self._row(arm, nodes) for arm in arms]
             known = {arm.node_id for arm in arms}
             rows += [
-                {"index": None, "name": name, **_state(node_id, nodes, busy, opted_out)}
-                for node_id, name in sorted(nodes.items())
-                if node_id not in known  # not yet an arm, or somebody else's ServerApp
+                {"index": None, "name": name, **nodes.state(node_id)}
+                for node_id, name in sorted(nodes.names.items())
+                if node_id not in known  # not yet an arm, or of another ServerApp
             ]
             return {
                 "version": package_version(),
                 "uptime_s": time.monotonic() - self._begin_s,
                 "round": last.round if last else 0,
                 "rounds": self._num_rounds,
-                "steps": self._tallies.steps,
+                "steps": totals.steps,
                 "time_s": last.time_s if last else None,
                 "round_s": last.round_s if last else None,
-                "accuracy": self._accuracy,
-                "loss": self._loss,
-                "connected": len(nodes),
-                "available": len(nodes.keys() - busy - opted_out),
-                "busy": len(busy),
-                "opted_out": len(opted_out),
+                "accuracy": evaluated.accuracy if evaluated else None,
+                "loss": evaluated.loss if evaluated else None,
+                "connected": len(nodes.names),
+                "available": len(nodes.names.keys() - nodes.busy - nodes.opted_out),
+                "busy": len(nodes.busy),
+                "opted_out": len(nodes.opted_out),
                 "refused": grid.num_refused,
                 "late_replies": grid.num_late_replies,
                 "ignored_replies": grid.num_ignored_replies,
@@ -138,8 +107,8 @@ class RunStatus:
                 "arms": rows,
             }
 
-    def presence(self, grid: StreamGrid) -> dict[str, Any]:
-        """Return who is there now, ready for JSON: :class:`.PresenceWriter`.
+    def connections(self, grid: StreamGrid) -> dict[str, Any]:
+        """Return which clients are connected now, ready for JSON: :class:`.LiveFile`.
 
         Parameters
         ----------
@@ -153,10 +122,8 @@ class RunStatus:
             that are no arms yet; ``last_seen`` has the arms that have left, and when [s since
             1970].
         """
-        nodes, busy, opted_out = _who(grid)
-        with self._lock:
-            arms = [] if self._strategy is None else list(self._strategy.arms.arms)
-        connected = [arm.index for arm in arms if arm.node_id in nodes]
+        nodes, arms = _Nodes.of(grid), self._arms()
+        connected = [arm.index for arm in arms if arm.node_id in nodes.names]
         for arm in connected:
             self._last_seen.pop(arm, None)
         for arm in {arm.index for arm in arms}.difference(connected):
@@ -164,27 +131,58 @@ class RunStatus:
         known = {arm.node_id for arm in arms}
         return {
             "connected": connected,
-            "busy": [arm.index for arm in arms if arm.node_id in busy],
-            "opted_out": [arm.index for arm in arms if arm.node_id in opted_out],
-            "newcomers": sorted(name for node, name in nodes.items() if node not in known),
+            "busy": [arm.index for arm in arms if arm.node_id in nodes.busy],
+            "opted_out": [arm.index for arm in arms if arm.node_id in nodes.opted_out],
+            "newcomers": sorted(name for node, name in nodes.names.items() if node not in known),
             "last_seen": {str(arm): seen for arm, seen in self._last_seen.items()},
             "refused": grid.num_refused,
         }
 
-    def _record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
-        """Count a round; a round hook, so what it reads of the strategy stands still."""
-        strategy = self._strategy
-        assert strategy is not None
-        with self._lock:
-            self._last = record
-            self._floors, self._queues = strategy.floors, strategy.queues
-            self._tallies.count(record)
-            if record.accuracy is not None:
-                self._accuracy, self._loss = record.accuracy, record.loss
+    def _arms(self) -> list[Arm]:
+        return [] if self._run is None else list(self._run.strategy.arms.arms)
+
+    def _row(self, arm: Arm, nodes: _Nodes) -> dict[str, Any]:
+        counts = self._totals.grow(arm.index + 1)[arm.index]
+        rounds = self._totals.rounds
+        return {
+            "index": arm.index,
+            "name": arm.name,
+            "num_examples": arm.num_examples,
+            **nodes.state(arm.node_id),
+            "selections": counts.selected,
+            "completed": counts.completed,
+            "share": counts.selected / rounds if rounds else None,
+            "floor": _at(self._floors, arm.index),
+            "queue": _at(self._queues, arm.index),
+            "mean_rtt_s": counts.mean_rtt_s,
+            "last_rtt_s": counts.last_rtt_s,
+            "failures": dict(counts.failures),
+        }
+
+
+class _Nodes(NamedTuple):
+    """The connected clients: their names by node, and which are busy or have opted out."""
+
+    names: dict[int, str]
+    busy: set[int]
+    opted_out: set[int]
+
+    @classmethod
+    def of(cls, grid: StreamGrid) -> _Nodes:
+        names = {node.node_id: node.name for node in grid.get_nodes()}
+        # A client that has just vanished is still waited for, but not connected.
+        return cls(names, grid.busy() & names.keys(), grid.opted_out())
+
+    def state(self, node_id: int) -> dict[str, bool]:
+        return {
+            "connected": node_id in self.names,
+            "busy": node_id in self.busy,
+            "opted_out": node_id in self.opted_out,
+        }
 
 
 def status_table(status: Mapping[str, Any]) -> Table:
-    """Return a status as a table for people, those who are not there and the slowest first."""
+    """Return a status as a table for people: clients that are away first, then the slowest."""
     of = f" of {status['rounds']}" if status["rounds"] else ""
     accuracy = "" if status["accuracy"] is None else f", accuracy {status['accuracy']:.4f}"
     caption = (
@@ -210,23 +208,6 @@ def status_table(status: Mapping[str, Any]) -> Table:
     if len(rows) > _MAX_ROWS:
         table.add_row(f"… and {len(rows) - _MAX_ROWS} more")
     return table
-
-
-def _who(grid: StreamGrid) -> tuple[dict[int, str], set[int], set[int]]:
-    """Return who is connected, by name, who of them is busy, and who has opted out."""
-    nodes = {node.node_id: node.name for node in grid.get_nodes()}
-    # Who has just vanished is still waited for, but is not there.
-    return nodes, grid.busy() & nodes.keys(), grid.opted_out()
-
-
-def _state(
-    node_id: int, nodes: Mapping[int, str], busy: set[int], opted_out: set[int]
-) -> dict[str, bool]:
-    return {
-        "connected": node_id in nodes,
-        "busy": node_id in busy,
-        "opted_out": node_id in opted_out,
-    }
 
 
 def _at(values: list[float] | None, arm: int) -> float | None:

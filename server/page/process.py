@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from flower_scheduling.client.wire.addresses import is_loopback
+from flower_scheduling.extras import require_extra
 
 from ..transport.sockets import listen
 
@@ -68,10 +69,13 @@ def page_process(
     ------
     ConfigError
         If the address cannot be had.
+    MissingExtraError
+        If what serves pages is not installed.
     """
     if not address:
         yield
         return
+    require_extra("--page", "page")
     token = page_token(address)
     with listen("page", address) as listener:  # here, so that a fault is told before the run
         environment = {
@@ -136,7 +140,10 @@ def serve_page(
     ------
     ConfigError
         If the address cannot be had.
+    MissingExtraError
+        If what serves pages is not installed.
     """
+    require_extra("the page", "page")
     from ..monitoring.http_server import HttpServer
     from .web import page_app, view_of
 

@@ -13,16 +13,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_scheduling.strategies.flower import RoundRecord
-
 from ..monitoring.alarms import Alarms
-from ..monitoring.presence import FILE as PRESENCE
-from ..monitoring.presence import HEARTBEAT_S
+from ..monitoring.live_file import FILE as LIVE
+from ..monitoring.live_file import HEARTBEAT_S
 from ..runs.directory import ROUNDS, TRUTH
 from ..runs.round_lines import read_line, record_of
 from ..runs.scores import Scores, read_scores
+from ..runs.totals import RunTotals
 from .numbers import number, numbers
-from .run_counts import RunCounts
+from .run_curves import RunCurves
 
 _READ_BYTES: Final = 1 << 24
 _QUIET_S: Final = 3 * HEARTBEAT_S
@@ -63,12 +62,13 @@ class RunView:
             self._config.update(config or {})
             self._met |= bool(config)
             self._alarms = Alarms(
+                self._totals,
                 tau_max_s=float(self._config.get("tau-max-s", 0.0)),
                 checkpoint_every=int(self._config.get("checkpoint-every", 0)),
             )
         self._arms = self._read("arms.json", json.loads) or []
         self._name_list = []
-        self._live = self._read(PRESENCE, json.loads) or {}
+        self._live = self._read(LIVE, json.loads) or {}
         self._truth = self._read(TRUTH, json.loads) or []
         self._summary = self._read("summary.json", json.loads)
         alive = self._alive()
@@ -87,10 +87,10 @@ class RunView:
             "run": self._run(),
             "top": self._top(),
             "clients": self._clients(),
-            "rounds": self._counts.round_series(),
-            "accuracy": self._counts.accuracy_series(),
-            "regret": self._counts.regret_series(),
-            "heat": self._counts.heat(),
+            "rounds": self._curves.round_series(),
+            "accuracy": self._curves.accuracy_series(),
+            "regret": self._curves.regret_series(),
+            "heat": self._curves.heat(self._totals.arms),
             "alarms": self._alarms_now(),
         }
 
@@ -125,10 +125,9 @@ class RunView:
         self._config: dict[str, Any] = {}
         self._damaged = 0
         self._offsets = array("q", [0])  # where each round's line begins, and the next one
-        self._counts = RunCounts()
-        self._last: RoundRecord | None = None
+        self._totals, self._curves = RunTotals(), RunCurves()
         self._scores_of: tuple[int, Scores | None] = (0, None)
-        self._alarms = Alarms(tau_max_s=0.0)
+        self._alarms = Alarms(self._totals)
 
     def _read(self, name: str, parse: Any) -> Any:
         """Return a file's content, read again when it has changed; the last one that was good."""
@@ -182,9 +181,9 @@ class RunView:
             self._damaged = number
             return False
         self._offsets.append(self._offsets[-1] + len(line) + 1)
-        self._counts.count(record, self._truth, names)
+        self._totals.count(record)
+        self._curves.add(record, self._truth, names)
         self._alarms.observe(record)
-        self._last = record
         return True
 
     def _names(self, num_arms: int) -> list[str]:
@@ -237,15 +236,14 @@ class RunView:
         }
 
     def _top(self) -> dict[str, Any]:
-        last, done, live = self._last, self.num_rounds, self._live
+        totals, done, live = self._totals, self.num_rounds, self._live
+        last, evaluated, best = totals.last, totals.evaluated, totals.best
         rest_s = None
         if last is not None and self._config.get("rounds") and self._alive():
             span = min(_RECENT, done)
-            begin_s = self._counts.time_s[done - span - 1] if done > span else 0.0
+            begin_s = self._curves.time_s[done - span - 1] if done > span else 0.0
             left = max(int(self._config["rounds"]) - done, 0)
             rest_s = left * (last.time_s - begin_s) / span
-        accuracy = self._counts.evaluated[-1] if self._counts.evaluated else None
-        best = max(self._counts.evaluated, key=lambda point: point[2], default=None)
         connected = live.get("connected")
         unable = {*live.get("busy", ()), *live.get("opted_out", ())}
         return {
@@ -253,12 +251,12 @@ class RunView:
             "time_s": last.time_s if last else None,
             "rest_s": rest_s,
             "round_s": last.round_s if last else None,
-            "steps": self._counts.steps,
-            "accuracy": accuracy[2] if accuracy else None,
-            "loss": accuracy[3] if accuracy else None,
-            "evaluated_round": accuracy[0] if accuracy else None,
-            "best_accuracy": best[2] if best else None,
-            "best_round": best[0] if best else None,
+            "steps": totals.steps,
+            "accuracy": evaluated.accuracy if evaluated else None,
+            "loss": evaluated.loss if evaluated else None,
+            "evaluated_round": evaluated.round if evaluated else None,
+            "best_accuracy": best.accuracy if best else None,
+            "best_round": best.round if best else None,
             "connected": None if connected is None else len(connected),
             "available": (
                 len(set(connected) - unable)
@@ -276,18 +274,21 @@ class RunView:
 
     def _clients(self) -> dict[str, Any]:
         present = self._live.get("connected", ())
-        num_arms = max(
-            len(self._arms), self._counts.clients["selected"].size, max(present, default=-1) + 1
-        )
-        counts = self._counts.grown(num_arms)
+        num_arms = max(len(self._arms), len(self._totals.arms), max(present, default=-1) + 1)
+        counts = self._totals.grow(num_arms)
+
+        def column(name: str) -> NDArray[np.float64]:
+            return np.array([getattr(arm, name) for arm in counts], dtype=np.float64)
+
         names, arms = self._names(num_arms), self._arms
+        selected, completed, reports = map(column, ("selected", "completed", "num_reports"))
+        member = np.array([self._totals.member_rounds(arm) for arm in counts])
         with np.errstate(divide="ignore", invalid="ignore"):
-            mean_s = counts["sum"] / counts["done"]
-            variance = counts["square"] / counts["done"] - mean_s**2
-            deviation_s = np.sqrt(np.maximum(variance, 0.0))
-            compute_s = counts["compute"] / counts["parts"]
-            link_s = counts["link"] / counts["parts"]
-            share = counts["selected"] / counts["present"]
+            mean_s = column("rtt_s") / completed
+            deviation_s = np.sqrt(np.maximum(column("rtt_square") / completed - mean_s**2, 0.0))
+            compute_s = column("compute_s") / reports
+            link_s = column("link_s") / reports
+            share = selected / member
         scores = self._last_scores()
         owed = None if scores is None else scores.owed
         columns: dict[str, Any] = {
@@ -296,9 +297,9 @@ class RunView:
             "num_examples": [arm.get("num_examples") for arm in arms],
             "floor": [arm.get("floor") for arm in arms],
             "last_seen": self._last_seen(num_arms),
-            "failures": [dict(self._counts.failures.get(arm, {})) for arm in range(num_arms)],
-            "selected": counts["selected"].astype(int).tolist(),
-            "last_round": counts["last_round"].astype(int).tolist(),
+            "failures": [dict(arm.failures) for arm in counts],
+            "selected": [arm.selected for arm in counts],
+            "last_round": [arm.last_completed for arm in counts],
             "mean_s": numbers(mean_s),
             "deviation_s": numbers(deviation_s),
             "compute_s": numbers(compute_s),
@@ -312,7 +313,7 @@ class RunView:
         return columns
 
     def _states(self, num_arms: int) -> list[str]:
-        last = self._last
+        last = self._totals.last
         if self._live and self._alive():
             states = ["away"] * num_arms
             for arm in self._live.get("connected", ()):
@@ -352,7 +353,7 @@ class RunView:
         return self._scores_of[1]
 
     def _alarms_now(self) -> list[dict[str, Any]]:
-        num_arms = self._counts.clients["selected"].size
+        num_arms = len(self._totals.arms)
         floors = [arm.get("floor") for arm in self._arms]
         known = [floor for floor in floors if floor is not None]
         kept = known if floors and len(known) == len(floors) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from flower_scheduling.files import write_whole
 from flower_scheduling.strategies.flower import LOGGER
 
 FORMAT: Final = 1
@@ -78,18 +78,9 @@ class CheckpointFolder:
         tree = {"format": FORMAT, "round": server_round, "state": _pack(state, arrays)}
         data = safetensors.numpy.save(arrays, metadata={_STATE: json.dumps(tree)})
         target = self.path / f"{server_round:08}-{_digest(data)}{_SUFFIX}"
-        temporary = self.path / ".new.tmp"
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-            sync_folder(self.path)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(target)) from None
-        finally:  # interrupted, for one
-            temporary.unlink(missing_ok=True)
+        for half in self.path.glob(".*.tmp"):  # of a process that was killed
+            half.unlink()
+        write_whole(target, data)
         # Those of later rounds were passed over when the run was resumed: it has come another way.
         others = [file for file in self._files() if file != target]
         before = [file for file in others if _round_of(file) < server_round]
@@ -116,15 +107,6 @@ class CheckpointFolder:
         """Return the files by round."""
         found = self.path.glob(f"[0-9]*-*{_SUFFIX}")
         return sorted((file for file in found if file.is_file()), key=lambda f: (_round_of(f), f))
-
-
-def sync_folder(path: Path) -> None:
-    """Make sure that what was renamed in a folder is so after a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _round_of(file: Path) -> int:

@@ -11,11 +11,12 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import filelock
 import numpy as np
@@ -25,6 +26,7 @@ from flwr.app import Array, ArrayRecord
 from safetensors import SafetensorError
 
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.files import write_whole
 from flower_scheduling.strategies.flower import LOGGER, Arm, RoundRecord
 
 from .round_lines import line_of, parse_round, read_line
@@ -53,7 +55,7 @@ def file_name(what: str) -> str:
     return re.sub(r"[^\w.-]+", "-", what)
 
 
-def refuse_used(path: Path) -> None:
+def ensure_empty(path: Path) -> None:
     """Refuse a run directory in which there is something already.
 
     An empty folder is as good as none, and so is one in which a run was killed before it noted
@@ -79,27 +81,6 @@ def refuse_used(path: Path) -> None:
         raise ConfigError(
             "run-dir", str(path), "must be a folder that does not exist yet, or is empty"
         )
-
-
-def write_whole(target: Path, data: str | bytes) -> None:
-    """Replace a file as a whole: a reader sees the old or the new one.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written; it bears the file's name, and nothing is left behind.
-    """
-    temporary = target.with_name(f".{target.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 def lock_run(path: Path) -> filelock.BaseFileLock:
@@ -240,7 +221,7 @@ class RunDirectory:
     path : Path
         Folder to create; it must not exist, or be empty.
     config : mapping
-        Resolved settings, written to ``config.toml``.
+        Resolved settings, written to ``config.toml``; kept as an attribute.
     disk_required : bool
         Whether a round that cannot be written ends the run. Otherwise it is kept in memory, and
         written when there is room again.
@@ -254,15 +235,14 @@ class RunDirectory:
     def __init__(
         self, path: Path, config: Mapping[str, Any], *, disk_required: bool = True
     ) -> None:
-        refuse_used(path)
+        ensure_empty(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 "run-dir", str(path), f"must be a folder that can be created ({error.strerror})"
             ) from None
-        self._open(path, config, disk_required=disk_required, new=True)
-        self._scores = ScoreLog(path)
+        self._open(path, config, disk_required=disk_required)
 
     @classmethod
     def reopen(
@@ -294,56 +274,74 @@ class RunDirectory:
             If it cannot be read or written.
         """
         directory = cls.__new__(cls)
-        directory._open(path, config, disk_required=disk_required)
-        end, length = 0, 0
-        with (path / ROUNDS).open("rb") as lines:
+        directory._open(path, config, num_rounds, disk_required=disk_required)
+        return directory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _open(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        num_rounds: int | None = None,
+        *,
+        disk_required: bool,
+    ) -> None:
+        """Lock the folder and open its files; with a number of rounds to keep, of an old run."""
+        self.path = path
+        self.config = dict(config)
+        self._disk_required = disk_required
+        self._digest = hashlib.sha256()
+        self._unwritten: list[bytes] = []
+        self._troubles: set[str] = set()
+        self._begin = time.monotonic()
+        self._best_accuracy = -1.0
+        self._arms: list[dict[str, Any]] | None = None
+        with ExitStack() as stack:
+            stack.callback(lock_run(path).release)
+            if num_rounds is None:
+                ensure_empty(path)  # another process may have been quicker
+            self._write("config.toml", tomli_w.dumps(self.config))
+            # Unbuffered: what could not be written must not turn up later, half of it or twice.
+            self._rounds: FileIO = (path / ROUNDS).open("ab", buffering=0)
+            stack.callback(_close, self._rounds)
+            self._size = os.fstat(self._rounds.fileno()).st_size
+            log = _QuietFileHandler(path / "log.txt", encoding="utf-8")
+            log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            stack.callback(_close, log)
+            LOGGER.addHandler(log)
+            stack.callback(LOGGER.removeHandler, log)
+            self._scores = ScoreLog(path, 0 if num_rounds is None else self._keep(num_rounds))
+            stack.callback(_close, self._scores)
+            self._resources = stack.pop_all()
+
+    def _keep(self, num_rounds: int) -> int:
+        """Read the rounds to keep, and cut off the others; return where their scores end."""
+        end, length, text = 0, 0, b"\n"
+        with (self.path / ROUNDS).open("rb") as lines:
             for number, text in enumerate(islice(lines, num_rounds), start=1):
                 try:
                     line = read_line(text, number)
                     if line.get("scores") and line["scores"]["at"] != end:
                         raise ValueError("its scores do not follow those before")
                 except ValueError as error:
-                    directory.close()
-                    raise _damaged(path, number, error) from None
+                    raise _damaged(self.path, number, error) from None
                 if line["accuracy"] is not None:
-                    directory._best_accuracy = max(directory._best_accuracy, line["accuracy"])
+                    self._best_accuracy = max(self._best_accuracy, line["accuracy"])
                 end = max(end, end_of(line))
                 length += len(text)
-                directory._digest.update(text.rstrip(b"\n"))
-        directory._rounds.truncate(length)
-        directory._size = length
-        if num_rounds and not text.endswith(b"\n"):  # lost, or the next round would share its line
-            directory._size += directory._rounds.write(b"\n")
-        directory._scores = ScoreLog(path, end)
-        if not (path / "model-best.safetensors").exists():
-            directory._best_accuracy = -1.0
-        return directory
-
-    def _open(
-        self, path: Path, config: Mapping[str, Any], *, disk_required: bool, new: bool = False
-    ) -> None:
-        self.path = path
-        self._disk_required = disk_required
-        self._lock = lock_run(path)
-        if new:
-            try:
-                refuse_used(path)  # another process may have been quicker
-            except ConfigError:
-                self._lock.release()
-                raise
-        self._write("config.toml", tomli_w.dumps(dict(config)))
-        # Unbuffered: what could not be written must not turn up later, half of it or twice.
-        self._rounds = (path / ROUNDS).open("ab", buffering=0)
-        self._size = os.fstat(self._rounds.fileno()).st_size
-        self._digest = hashlib.sha256()
-        self._unwritten: list[bytes] = []
-        self._troubles: set[str] = set()
-        self._log = _QuietFileHandler(path / "log.txt", encoding="utf-8")
-        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        LOGGER.addHandler(self._log)
-        self._begin = time.monotonic()
-        self._best_accuracy = -1.0
-        self._arms: list[dict[str, Any]] | None = None
+                self._digest.update(text.rstrip(b"\n"))
+        self._rounds.truncate(length)
+        self._size = length
+        if not text.endswith(b"\n"):  # its end is lost: the next round would share its line
+            self._size += self._rounds.write(b"\n")
+        if not (self.path / "model-best.safetensors").exists():
+            self._best_accuracy = -1.0
+        return end
 
     def write_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Append one line to ``rounds.jsonl`` and keep the best model; a round hook."""
@@ -432,11 +430,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close the open files, and let others have the folder."""
-        LOGGER.removeHandler(self._log)
-        for file in (self._rounds, self._scores, self._log):
-            with suppress(OSError):  # a full disk: whoever wrote has said so
-                file.close()
-        self._lock.release()
+        self._resources.close()
 
     def _write_rounds(self) -> None:
         """Append the lines that wait, all of them or none."""
@@ -465,6 +459,11 @@ class RunDirectory:
 
     def _write(self, name: str, data: str | bytes) -> None:
         write_whole(self.path / name, data)
+
+
+def _close(file: IO[bytes] | ScoreLog | logging.Handler) -> None:
+    with suppress(OSError):  # a full disk: the write has said so
+        file.close()
 
 
 class _QuietFileHandler(logging.FileHandler):

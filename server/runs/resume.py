@@ -12,28 +12,39 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy, TimedExchange
+from flower_scheduling.strategies.flower import RoundRecord
 
+from ..callbacks import RoundCallback, Run, RunEnd
 from ..settings.base import Settings
 from ..settings.run import ServerConfig
 from .checkpoint import Checkpoint, CheckpointFolder
-from .directory import ROUNDS, RunDirectory, count_rounds, digest_rounds, read_rounds
-from .totals import RunHistory
+from .directory import ROUNDS, count_rounds, digest_rounds, read_rounds
 
 FOLDER: Final = "checkpoint"
 """Folder of the run directory."""
+# Settings that a resumed run may have otherwise: what was learned does not depend on them.
 MAY_DIFFER: Final = frozenset(
-    (
-        *("rounds", "target-accuracy", "wait-s", "min-clients"),
-        *("checkpoint-every", "checkpoint-required"),
-        *("run-dir", "data-dir", "address", "tls", "insecure", "metrics", "page", "deny-list"),
-        *("explain", "tracker"),
-        *("max-clients", "max-message-mb"),
-    )
+    [
+        "rounds",
+        "target-accuracy",
+        "wait-s",
+        "min-clients",
+        "checkpoint-every",
+        "checkpoint-required",
+        "explain",
+        "tracker",
+        "run-dir",
+        "data-dir",
+        "address",
+        "tls",
+        "insecure",
+        "metrics",
+        "page",
+        "deny-list",
+        "max-clients",
+        "max-message-mb",
+    ]
 )
-"""Settings that a resumed run may have otherwise: what was learned does not depend on them."""
-
-
 _ABSENT: Final = object()
 
 
@@ -48,71 +59,55 @@ class StatefulGrid(Protocol):
         """Go on where :meth:`state_dict` left off."""
 
 
-class Checkpointer:
-    """Save everything every ``checkpoint-every`` rounds; a round hook.
+class Checkpointer(RoundCallback):
+    """Saves everything that the next round depends on, every ``checkpoint-every`` rounds.
 
-    Parameters
-    ----------
-    directory : RunDirectory
-        Where to; the folder is :data:`FOLDER` in it.
-    config : ServerConfig
-        Settings.
-    strategy : ScheduledStrategy
-        What to save.
-    grid : TimedExchange
-        The grid that it runs on.
-
-    Attributes
-    ----------
-    saved_round : int
-        The round of the last checkpoint.
+    Checkpoints go to the folder :data:`FOLDER` of the run directory.
     """
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        config: ServerConfig,
-        strategy: ScheduledStrategy,
-        grid: TimedExchange,
-    ) -> None:
-        self._directory = directory
-        self._config = config
-        self._strategy = strategy
-        self._grid = grid
-        self._folder = CheckpointFolder(directory.path / FOLDER)
-        self.saved_round = 0
+    def on_start(self, run: Run) -> None:
+        """Save, of a new run, that there are no rounds yet: later it is known that one was saved.
 
-    def begin(self, num_rounds: int) -> None:
-        """Take note of the rounds that are done; of a new run save that there are none.
-
-        Who finds no checkpoint then knows that there was one.
+        Raises
+        ------
+        ConfigError
+            If the wrapped strategy holds something that cannot be saved.
+        OSError
+            If it cannot be written.
         """
-        self.saved_round = num_rounds
-        if not num_rounds:
+        assert run.directory is not None
+        run.strategy.require_savable()
+        self._run, self._directory = run, run.directory
+        self._folder = CheckpointFolder(run.directory.path / FOLDER)
+        run.saved_round = run.done
+        if not run.done:
             with self._directory.tolerating("checkpoint"):
-                self._folder.save(0, {"settings": self._config.to_mapping()})
+                self._folder.save(0, {"settings": run.config.to_mapping()})
 
-    def __call__(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+    def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Save the state after a round, if it is due."""
-        config = self._config
+        config = self._run.config
         if record.round % config.checkpoint_every == 0 or record.round == config.rounds:
             self._save(record.round, arrays)
 
-    def finish(self, num_rounds: int, arrays: ArrayRecord) -> None:
-        """Save the state after the last round of a run that ends or was stopped.
+    def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
+        """Save the state after the last round, unless a fault ended the run.
 
-        Not if it was stopped within the next round, of which something was learned already: the
-        checkpoint before stands.
+        Not either if it was stopped within the next round, of which the policy has learned
+        something already: the checkpoint before stands.
         """
-        if self.saved_round < num_rounds == self._strategy.policy.last_round:
-            self._save(num_rounds, arrays)
+        run, num_rounds = self._run, self._run.totals.rounds
+        if status is RunEnd.FAILED or run.saved_round >= num_rounds:
+            return
+        if run.strategy.policy.last_round == num_rounds:
+            self._save(num_rounds, run.arrays)
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
-        grid = self._grid
+        run, grid = self._run, self._run.grid
         state = {
-            "settings": self._config.to_mapping(),
+            "settings": run.config.to_mapping(),
             "model": {key: array.numpy() for key, array in arrays.items()},
-            "strategy": self._strategy.state_dict(),
+            "strategy": run.strategy.state_dict(),
             "grid": grid.state_dict() if isinstance(grid, StatefulGrid) else None,
             "random": _random_state(),
             "rounds": self._directory.digest,
@@ -120,7 +115,7 @@ class Checkpointer:
         with self._directory.tolerating("checkpoint"):
             self._directory.sync()
             self._folder.save(server_round, state)
-            self.saved_round = server_round
+            run.saved_round = server_round
 
 
 def has_model(config: ServerConfig) -> bool:
@@ -145,7 +140,7 @@ def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:
         return None
     # What an earlier version did not know has its default.
     before, now = {**ServerConfig().to_mapping(), **found.state["settings"]}, config.to_mapping()
-    require_same(run_dir, before, now)
+    check_same_settings(run_dir, before, now)
     if found.round > config.rounds:
         message = f"must be at least {found.round}, the rounds that were run"
         raise ConfigError("rounds", config.rounds, message)
@@ -180,7 +175,7 @@ def resumed_settings(
             "run-dir", given["run-dir"], "must not be given: --resume names the folder"
         )
     known = {key: field.default for key, field in kind.settings().items()} | before
-    require_same(run_dir, {key: known[key] for key in given if key in known}, given)
+    check_same_settings(run_dir, {key: known[key] for key in given if key in known}, given)
     return {**before, **given, "run-dir": str(run_dir)}
 
 
@@ -203,7 +198,7 @@ def continued_settings(run_dir: Path, now: Mapping[str, Any]) -> dict[str, Any]:
         If there is no run, or a setting differs that must not.
     """
     before = _read_settings(run_dir)
-    require_same(run_dir, before, {key: now[key] for key in now if key in before})
+    check_same_settings(run_dir, before, {key: now[key] for key in now if key in before})
     return {**now, "run-dir": str(run_dir)}
 
 
@@ -218,7 +213,7 @@ def _read_settings(run_dir: Path) -> dict[str, Any]:
         ) from None
 
 
-def require_same(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same_settings(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse other settings than a run began with.
 
     Raises
@@ -236,16 +231,8 @@ def require_same(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any
         raise ConfigError("resume", str(run_dir), f"the run has other settings: {told}")
 
 
-def restore(
-    saved: Checkpoint,
-    run_dir: Path,
-    config: ServerConfig,
-    strategy: ScheduledStrategy,
-    grid: TimedExchange,
-    *,
-    like: ArrayRecord,
-) -> RunHistory:
-    """Bring strategy, grid and random numbers to a checkpoint, and return what was before.
+def restore(saved: Checkpoint, run_dir: Path, run: Run) -> None:
+    """Bring a run that was not started yet to a checkpoint: strategy, grid, model, totals.
 
     Parameters
     ----------
@@ -253,14 +240,8 @@ def restore(
         From :func:`load_checkpoint`.
     run_dir : Path
         Where its rounds are.
-    config : ServerConfig
-        Settings.
-    strategy : ScheduledStrategy
-        Built with the same settings, not yet started.
-    grid : TimedExchange
-        The grid that it will start on.
-    like : ArrayRecord
-        A model of the kind that is expected.
+    run : Run
+        With the initial model, and a strategy that was built with the same settings.
 
     Raises
     ------
@@ -269,23 +250,22 @@ def restore(
     """
     state = saved.state
     model = state["model"]
-    if model.keys() != like.keys():
-        raise ConfigError(
-            "resume", str(run_dir), f"must be a run whose model has the arrays {list(like)}"
-        )
-    strategy.load_state_dict(state["strategy"])
-    if isinstance(grid, StatefulGrid) and state["grid"] is not None:
-        grid.load_state_dict(state["grid"])
-    names = [arm.name for arm in strategy.arms.arms]
-    records = read_rounds(run_dir, saved.round, names)
+    if model.keys() != run.arrays.keys():
+        message = f"must be a run whose model has the arrays {list(run.arrays)}"
+        raise ConfigError("resume", str(run_dir), message)
+    run.strategy.load_state_dict(state["strategy"])
+    if isinstance(run.grid, StatefulGrid) and state["grid"] is not None:
+        run.grid.load_state_dict(state["grid"])
     _set_random_state(state["random"])
-    arrays = ArrayRecord({key: Array(model[key]) for key in like})
-    history = RunHistory(arrays, records, target_accuracy=config.target_accuracy)
+    names = [arm.name for arm in run.strategy.arms.arms]
+    for record in read_rounds(run_dir, saved.round, names):
+        run.totals.count(record)
+    run.arrays = ArrayRecord({key: Array(model[key]) for key in run.arrays})
+    run.done = saved.round
     # Earlier versions did not note of which rounds a checkpoint was made.
     if "rounds" in state and state["rounds"] != digest_rounds(run_dir, saved.round):
         message = f"its checkpoint was made after other rounds than those in its {ROUNDS}"
         raise ConfigError("resume", str(run_dir), message)
-    return history
 
 
 def _random_state() -> dict[str, Any]:

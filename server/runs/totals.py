@@ -1,202 +1,206 @@
-"""A run in numbers: what summary, status and tables are made of, in memory that does not grow."""
+"""The totals of a run: its rounds counted once, for the run and for each arm.
+
+Summary, status, alarms, trackers, page and report read these counts; none keeps its own.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
-
-from flwr.app import ArrayRecord
 
 from flower_scheduling.strategies.flower import TIMEOUT, Arm, RoundRecord, failure_kind
 
 _SUGGESTED_QUANTILE: Final = 0.99
 _SUGGESTED_FACTOR: Final = 1.5
-_BIN: Final = math.log(1.01)
-"""Round trips are counted in bins of one per cent."""
+_BIN: Final = math.log(1.01)  # round-trip times are counted in bins of one per cent
 
 
 @dataclass(slots=True)
-class ArmTally:
-    """What became of one arm's rounds so far; times in seconds."""
+class ArmTotals:
+    """Counts of one arm's rounds so far; times in seconds.
 
-    selections: int = 0
+    Attributes
+    ----------
+    first_round : int
+        The first round in which the arm was known; 0: not yet.
+    absent : int
+        Rounds since then in which it did not belong to the fleet.
+    selected : int
+        Rounds in which it was selected.
+    completed, last_completed : int
+        Rounds that it completed, with a measured time, and the last of them; 0: none.
+    rtt_s, rtt_square : float
+        Sums of the round-trip times of these rounds, and of their squares.
+    last_rtt_s : float or None
+        The last of these times.
+    compute_s, link_s : float
+        Sums of what the client reported, in the rounds in which it reported both.
+    num_reports : int
+        How many rounds these two sums are made of.
+    failures : Counter
+        Failures by kind (:func:`.failure_kind`).
+    """
+
+    first_round: int = 0
+    absent: int = 0
+    selected: int = 0
     completed: int = 0
-    rtt_sum_s: float = 0.0
+    last_completed: int = 0
+    rtt_s: float = 0.0
+    rtt_square: float = 0.0
     last_rtt_s: float | None = None
+    compute_s: float = 0.0
+    link_s: float = 0.0
+    num_reports: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    """By :func:`.failure_kind`."""
 
     @property
     def mean_rtt_s(self) -> float | None:
-        """Mean round trip of the completed rounds [s]; ``None``: there is none."""
-        return self.rtt_sum_s / self.completed if self.completed else None
+        """Mean round-trip time of the completed rounds [s]; ``None``: there is none."""
+        return self.rtt_s / self.completed if self.completed else None
 
 
-class Tallies:
-    """Count rounds arm by arm.
-
-    Attributes
-    ----------
-    rounds : int
-        How many were counted.
-    steps : int
-        How many of them changed the model.
-    """
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.steps = 0
-        self._arms: list[ArmTally] = []
-
-    def __getitem__(self, arm: int) -> ArmTally:
-        while arm >= len(self._arms):
-            self._arms.append(ArmTally())
-        return self._arms[arm]
-
-    def __iter__(self) -> Iterator[ArmTally]:
-        return iter(self._arms)
-
-    def count(self, record: RoundRecord) -> None:
-        """Count a round."""
-        self.rounds += 1
-        self.steps += record.stepped
-        for result in record.results:
-            tally = self[result.arm]
-            tally.selections += 1
-            if result.reason is not None:
-                tally.failures[failure_kind(result.reason)] += 1
-            elif result.rtt_s is not None:
-                tally.completed += 1
-                tally.rtt_sum_s += result.rtt_s
-                tally.last_rtt_s = result.rtt_s
-
-
-class RunHistory:
-    """Count the rounds of a run; :meth:`record` is a round hook.
+class RunTotals:
+    """Counts of a run's rounds so far, in memory that grows with the arms alone.
 
     Parameters
     ----------
-    arrays : ArrayRecord
-        The initial model, or that after ``records``.
-    records : iterable of RoundRecord
-        Rounds of an earlier part of the run.
     target_accuracy : float
-        When it is reached is noted; 0: there is none.
+        Accuracy whose first round is kept; 0: there is none.
 
     Attributes
     ----------
-    arrays : ArrayRecord
-        The model after the last round.
+    lock : RLock
+        Held while a round is counted; a reader in another thread holds it too.
+    rounds, steps : int
+        Rounds counted, and how many of them changed the model.
+    without_step : int
+        Rounds since the model last changed.
+    arms : list of ArmTotals
+        Counts by arm.
+    failures : Counter
+        Failures of all arms by kind.
+    failing : dict of int to (int, str)
+        Arms whose last selection failed: how many in a row did, and the last one's kind.
+    last, evaluated, best, target : RoundRecord or None
+        The last round, the last evaluated one, the one with the best accuracy, and the first that
+        reached the target.
     """
 
-    def __init__(
-        self,
-        arrays: ArrayRecord,
-        records: Iterable[RoundRecord] = (),
-        *,
-        target_accuracy: float = 0.0,
-    ) -> None:
-        self.arrays = arrays
+    def __init__(self, *, target_accuracy: float = 0.0) -> None:
         self._target_accuracy = target_accuracy
-        self._tallies = Tallies()
+        self.lock = threading.RLock()
+        self.rounds = self.steps = self.without_step = 0
+        self.arms: list[ArmTotals] = []
+        self.failures: Counter[str] = Counter()
+        self.failing: dict[int, tuple[int, str]] = {}
+        self.last: RoundRecord | None = None
+        self.evaluated: RoundRecord | None = None
+        self.best: RoundRecord | None = None
+        self.target: RoundRecord | None = None
+        self._num_known = 0  # arms in the last round
         self._rtt_bins: Counter[int] = Counter()
-        self._counted: RoundRecord | None = None  # the last round that was
-        self._evaluated: RoundRecord | None = None  # the last round that was
-        self._best_accuracy: float | None = None
-        self._target: RoundRecord | None = None  # the first round that reached it
-        self._last: RoundRecord | None = None  # not yet counted: it may have to be taken back
-        for record in records:
-            self.record(record, arrays)
 
-    def record(self, record: RoundRecord, arrays: ArrayRecord) -> None:
-        """Take note of a round."""
-        self._count_last()
-        self._last = record
-        self.arrays = arrays
+    def count(self, record: RoundRecord) -> None:
+        """Count a round."""
+        with self.lock:
+            self.rounds += 1
+            self.steps += record.stepped
+            self.without_step = 0 if record.stepped else self.without_step + 1
+            self.last = record
+            self._count_arms(record)
+            if record.accuracy is None:
+                return
+            self.evaluated = record
+            if self.best is None or record.accuracy > (self.best.accuracy or 0.0):
+                self.best = record
+            if self.target is None and 0.0 < self._target_accuracy <= record.accuracy:
+                self.target = record
 
-    def keep(self, num_rounds: int) -> None:
-        """Forget the last round if it is not among the first ``num_rounds``."""
-        if self._last is not None and self._tallies.rounds >= num_rounds:
-            self._last = None
+    def grow(self, num_arms: int) -> list[ArmTotals]:
+        """Return the counts of at least so many arms."""
+        while len(self.arms) < num_arms:
+            self.arms.append(ArmTotals())
+        return self.arms
 
-    @property
-    def tallies(self) -> Tallies:
-        """The rounds so far, arm by arm."""
-        self._count_last()
-        return self._tallies
-
-    @property
-    def last(self) -> RoundRecord | None:
-        """The last round."""
-        self._count_last()
-        return self._counted
-
-    @property
-    def evaluated(self) -> RoundRecord | None:
-        """The last round whose model was evaluated."""
-        self._count_last()
-        return self._evaluated
+    def member_rounds(self, arm: ArmTotals) -> int:
+        """Return in how many rounds an arm belonged to the fleet."""
+        return self.rounds - arm.first_round + 1 - arm.absent if arm.first_round else 0
 
     @property
     def target_reached(self) -> bool:
         """Whether the target accuracy has been reached."""
-        self._count_last()
-        return self._target is not None
+        return self.target is not None
 
     def summary(
         self, arms: Sequence[Arm], floors: Sequence[float] | None, *, tau_max_s: float
     ) -> dict[str, Any]:
         """Return the run in numbers, ready for JSON; times in seconds."""
-        self._count_last()
-        tallies, evaluated, target = self._tallies, self._evaluated, self._target
-        reasons: Counter[str] = sum((tally.failures for tally in tallies), Counter())
+        evaluated, target, failures = self.evaluated, self.target, self.failures
+        counts = self.grow(len(arms))
         return {
-            "rounds": tallies.rounds,
-            "time_s": self._counted.time_s if self._counted else 0.0,
+            "rounds": self.rounds,
+            "time_s": self.last.time_s if self.last else 0.0,
             "accuracy": evaluated.accuracy if evaluated else None,
             "loss": evaluated.loss if evaluated else None,
-            "best_accuracy": self._best_accuracy,
+            "best_accuracy": self.best.accuracy if self.best else None,
             "target_accuracy": self._target_accuracy or None,
             "target_round": target.round if target else None,
             "target_time_s": target.time_s if target else None,
-            "rounds_without_step": tallies.rounds - tallies.steps,
-            "failures": reasons.total(),
-            "failure_reasons": dict(reasons),
+            "rounds_without_step": self.rounds - self.steps,
+            "failures": failures.total(),
+            "failure_reasons": dict(failures),
             "tau_max_s": tau_max_s,
-            "suggested_tau_max_s": self._suggest_tau_max(reasons[TIMEOUT], tau_max_s),
+            "suggested_tau_max_s": self._suggest_tau_max(failures[TIMEOUT], tau_max_s),
             "arms": [
                 {
                     "index": arm.index,
                     "name": arm.name,
                     "num_examples": arm.num_examples,
                     "floor": None if floors is None else floors[arm.index],
-                    "share": tallies[arm.index].selections / max(tallies.rounds, 1),
-                    "mean_rtt_s": tallies[arm.index].mean_rtt_s,
-                    "failures": tallies[arm.index].failures.total(),
+                    "share": counts[arm.index].selected / max(self.rounds, 1),
+                    "mean_rtt_s": counts[arm.index].mean_rtt_s,
+                    "failures": counts[arm.index].failures.total(),
                 }
                 for arm in arms
             ],
         }
 
-    def _count_last(self) -> None:
-        record, self._last = self._last, None
-        if record is None:
-            return
-        self._tallies.count(record)
-        self._counted = record
+    def _count_arms(self, record: RoundRecord) -> None:
+        arms = self.grow(record.num_arms)
+        for arm in arms[self._num_known : record.num_arms]:
+            arm.first_round = self.rounds
+        self._num_known = max(self._num_known, record.num_arms)
+        for index in record.absent:
+            arms[index].absent += 1
         for result in record.results:
-            if result.completed and result.rtt_s:
+            arm = arms[result.arm]
+            arm.selected += 1
+            if result.reason is not None:
+                kind = failure_kind(result.reason)
+                arm.failures[kind] += 1
+                self.failures[kind] += 1
+                self.failing[result.arm] = self.failing.get(result.arm, (0, ""))[0] + 1, kind
+                continue
+            self.failing.pop(result.arm, None)
+            if result.rtt_s is None:
+                continue
+            arm.completed += 1
+            arm.last_completed = record.round
+            arm.rtt_s += result.rtt_s
+            arm.rtt_square += result.rtt_s**2
+            arm.last_rtt_s = result.rtt_s
+            if result.rtt_s:
                 self._rtt_bins[math.ceil(math.log(result.rtt_s) / _BIN)] += 1
-        if record.accuracy is None:
-            return
-        self._evaluated = record
-        self._best_accuracy = max(self._best_accuracy or 0.0, record.accuracy)
-        if self._target is None and 0.0 < self._target_accuracy <= record.accuracy:
-            self._target = record
+            if result.compute_s is not None and result.link_s is not None:
+                arm.compute_s += result.compute_s
+                arm.link_s += result.link_s
+                arm.num_reports += 1
 
     def _suggest_tau_max(self, num_timeouts: int, tau_max_s: float) -> float | None:
         """Suggest a deadline: half as much again as 99 of 100 answers take, or twice this one.

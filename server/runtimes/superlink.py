@@ -1,23 +1,17 @@
-"""Run the app on Flower's own runtime: every Flower command line that we use is in this module.
+"""Flower's SuperLink: every Flower command line that we use is in this module.
 
 Flower's flags moved between minor versions; what is here was read in flwr 1.42.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.metadata
-import importlib.util
 import ipaddress
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
 import subprocess
-import sys
-import sysconfig
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -35,103 +29,19 @@ from flower_scheduling.client.wire.credentials import (
     server_credentials,
 )
 from flower_scheduling.errors import ConfigError, SuperLinkError
-from flower_scheduling.strategies.flower import LOGGER
 
-from ..app import build_strategy
-from ..cli.options import stoppable
-from ..page.process import page_process
-from ..runs.directory import refuse_used
-from ..settings.fleet import FleetConfig
-from ..settings.run import ServerConfig
 from ..transport.sockets import FREE_PORT
+from .processes import MARK, end_group, end_marked, find_program, start_program
 
-__all__ = ["SuperLink", "SuperLinkError", "run_superlink", "supernode_command", "write_app"]
-
-STATE_FOLDER: Final = "superlink"
-"""Folder of the run directory with the SuperLink's database, log and the submitted app."""
-_PROJECT: Final = "flower-client-scheduling"
-_PUBLISHER: Final = "client-scheduling"
-_IMPORT_NAME: Final = "flower_scheduling"
-_PACKAGES: Final = ("client", "server", "strategies")
-_CONNECTION: Final = "here"
-"""Name of our SuperLink in the configuration of Flower's command line."""
-_MARK: Final = "FLOWER_SCHEDULING_SUPERLINK"
-"""Environment variable by which the SuperLink's descendants are known."""
-_SERVER_APP: Final = "flwr-serverapp"
-"""Program in which the SuperLink's executor runs a ServerApp."""
-_PR_SET_PDEATHSIG: Final = 1  # of Linux
+_CONNECTION: Final = "here"  # our SuperLink in the configuration of Flower's command line
+_SERVER_APP: Final = "flwr-serverapp"  # program in which the executor runs a ServerApp
 _HEALTHY_S: Final = 90.0
 _PROBE_S: Final = 0.2
 _COMMAND_S: Final = 120.0
 _STOP_S: Final = 20.0
 _KILL_S: Final = 8.0
 
-_UNSUPPORTED: Final = {
-    "app": "use `flwr run` in its folder",
-    "metrics": "see its own log",
-    "deny-list": "SuperNodes have no names before they are asked",
-    "max-clients": "it takes all SuperNodes",
-    "max-message-mb": "it has its own limit",
-}
-"""Settings of our streams, and why they are of no use here."""
-
 Values = Mapping[str, int | float | bool | str]
-
-
-def run_superlink(
-    config: FleetConfig, on_line: Callable[[str], None] | None = None
-) -> dict[str, Any] | None:
-    """Start a SuperLink, run our app on it once, and stop it all.
-
-    The SuperLink keeps its state in an SQLite file below the run directory and installs nothing.
-    Clients are stock SuperNodes; the app's bundle brings them our code.
-
-    Parameters
-    ----------
-    config : FleetConfig
-        Settings. ``address`` is where SuperNodes connect; ``tls`` a folder as ``flower-certs``
-        makes it; ``run_dir`` must be given and not exist.
-    on_line : callable, optional
-        Takes each line of the ServerApp's log; by default they go to standard error.
-
-    Returns
-    -------
-    dict or None
-        The run in numbers, as in ``summary.json``.
-
-    Raises
-    ------
-    ConfigError, ClientConfigError
-        If a setting or a file is wrong, or the address cannot be had; nothing is left behind.
-    SuperLinkError
-        If Flower's programs are missing, the SuperLink does not start or ends, or the app fails.
-    KeyboardInterrupt
-        If stopped by SIGINT or SIGTERM, after everything was written and stopped.
-    """
-    _refuse_unsupported(config)
-    build_strategy(config.server_config())
-    run_dir = Path(config.run_dir).resolve()
-    refuse_used(run_dir)
-    run_config = config.server_config().to_mapping() | {"run-dir": str(run_dir)}
-    # The ServerApp creates the run directory; until all has ended, the state lies beside it.
-    state = run_dir.with_name(f".{run_dir.name}-{STATE_FOLDER}")
-    refuse_used(state)
-    superlink = SuperLink(state, config.address, Path(config.tls) if config.tls else None)
-    with stoppable():
-        try:
-            with superlink, page_process(run_dir, config.page):
-                LOGGER.info("on each device: %s", superlink.supernode_hint())
-                run_id = superlink.submit(write_app(state / "app"), run_config)
-                superlink.follow(run_id, on_line or _to_stderr)
-        except SuperLinkError as error:
-            raise SuperLinkError(f"{error}; see {run_dir / STATE_FOLDER}") from None
-        finally:
-            _keep(state, run_dir)
-    summary = run_dir / "summary.json"
-    numbers: dict[str, Any] | None = None
-    if summary.exists():
-        numbers = json.loads(summary.read_text(encoding="utf-8"))
-    return numbers
 
 
 class SuperLink:
@@ -164,7 +74,7 @@ class SuperLink:
             server_credentials(self._tls)  # explains what is missing or does not match
             _require_host(self._tls, self._local)
         self._folder = folder.resolve()
-        self._superlink, self._flwr = _find("flower-superlink"), _find("flwr")
+        self._superlink, self._flwr = find_program("flower-superlink"), find_program("flwr")
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -229,26 +139,15 @@ class SuperLink:
         """
         while True:
             command = [self._flwr, "log", str(run_id), _CONNECTION, "--stream"]
-            process = subprocess.Popen(
-                command,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-            )
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    on_line(line.rstrip("\n"))
-            finally:
-                process.kill()
-                process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
+            process = start_program(command, self._environment(), subprocess.PIPE)
+            assert process.stdout is not None
+            with process.stdout as lines:
+                try:
+                    for line in lines:
+                        on_line(line.decode(errors="replace").rstrip("\r\n"))
+                finally:
+                    process.kill()
+                    process.wait()
             status, details = self.status(run_id)
             if status == "finished:completed":
                 return
@@ -275,24 +174,12 @@ class SuperLink:
             return
         # The ServerApp first: it writes its summary on the way out, but only once its last words
         # were taken, and Flower ends it after 5 s in any case (flwr 1.42).
-        for pid in _marked(self._mark, _SERVER_APP):
-            _signal(pid, signal.SIGTERM)
-        self._wait_for_descendants(_KILL_S, _SERVER_APP)
-        if process.poll() is None:
-            _signal_group(process.pid, signal.SIGTERM)
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            _signal_group(process.pid, signal.SIGKILL)
-            process.wait()
-        # Flower gives its executor a session of its own, out of reach of the group; executor and
-        # ServerApp notice that their parent is gone, but a ServerApp may take its time.
-        for patience_s, signum in ((_KILL_S, signal.SIGTERM), (_KILL_S, signal.SIGKILL)):
-            if self._wait_for_descendants(patience_s):
-                return
-            for pid in _marked(self._mark):
-                _signal(pid, signum)
-        self._wait_for_descendants(_KILL_S)
+        end_marked(self._mark, signal.SIGTERM, _KILL_S, program=_SERVER_APP)
+        end_group(process, _STOP_S)
+        # The executor and a ServerApp notice by themselves that their parent is gone; else they
+        # are ended.
+        for signum in (None, signal.SIGTERM, signal.SIGKILL):
+            end_marked(self._mark, signum, _KILL_S)
 
     def supernode_hint(self) -> str:
         """Return the command that starts a SuperNode, as people type it."""
@@ -306,36 +193,24 @@ class SuperLink:
         return " ".join(command)
 
     def _start(self) -> None:
-        command = [self._superlink, "--host", self._host, "--port", str(self._port)]
-        if self._tls is None:
-            command += ["--insecure"]
-        else:
-            command += ["--ssl-certfile", str(self._tls / "server.pem")]
-            command += ["--ssl-keyfile", str(self._tls / "server.key")]
-            command += ["--ssl-ca-certfile", str(self._tls / "ca.pem")]
-        command += ["--database", str(self._folder / "state.db")]
-        command += ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
-        connection: dict[str, str | bool] = {"address": self.address}
-        if self._tls is None:
-            connection["insecure"] = True
-        else:
-            connection["root-certificates"] = str(self._tls / "ca.pem")
+        certificates, connection = ["--insecure"], {"address": self.address, "insecure": True}
+        if self._tls is not None:
+            ca = str(self._tls / "ca.pem")
+            certificates = ["--ssl-ca-certfile", ca]
+            certificates += ["--ssl-certfile", str(self._tls / "server.pem")]
+            certificates += ["--ssl-keyfile", str(self._tls / "server.key")]
+            connection = {"address": self.address, "root-certificates": ca}
         home = self._folder / "flower"
         home.mkdir()
         (home / "config.toml").write_text(
             tomli_w.dumps({"superlink": {"default": _CONNECTION, _CONNECTION: connection}}),
             encoding="utf-8",
         )
+        command = [self._superlink, "--host", self._host, "--port", str(self._port), *certificates]
+        command += ["--database", str(self._folder / "state.db")]
+        command += ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
         with self.log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-            )
+            self._process = start_program(command, self._environment(), log)
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of Flower's programs."""
@@ -350,7 +225,7 @@ class SuperLink:
         for name in ("NO_PROXY", "no_proxy"):  # a proxy does not know our loopback
             hosts = [environment.get(name, ""), self._local]
             environment[name] = ",".join(filter(None, hosts))
-        environment[_MARK] = self._mark
+        environment[MARK] = self._mark
         return environment
 
     def _wait_until_healthy(self) -> None:
@@ -411,14 +286,6 @@ class SuperLink:
             raise SuperLinkError(f"flwr {arguments[0]} failed: {lines[-1].strip()}")
         return answer
 
-    def _wait_for_descendants(self, patience_s: float, program: str = "") -> bool:
-        deadline = time.monotonic() + patience_s
-        while _marked(self._mark, program):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        return True
-
 
 def supernode_command(
     superlink: str,
@@ -441,7 +308,7 @@ def supernode_command(
         The authority's certificate; none: no encryption.
     """
     try:
-        program = _find("flower-supernode")
+        program = find_program("flower-supernode")
     except SuperLinkError:
         program = "flower-supernode"  # it runs elsewhere
     command = [program, "--superlink", superlink]
@@ -456,93 +323,6 @@ def supernode_command(
         for key, value in node_config.items()
     )
     return [*command, "--node-config", text]
-
-
-def write_app(folder: Path) -> Path:
-    """Write our packages as a Flower app, wherever they are installed; return its folder.
-
-    A wheel carries neither the project file nor the folder that ``flwr run`` wants. With the code
-    in the bundle, SuperNodes run what the server runs, installed there or not.
-    """
-    folder.mkdir(parents=True)
-    ours = folder / _IMPORT_NAME
-    ours.mkdir()
-    for file in _source(_IMPORT_NAME).glob("*.py"):
-        shutil.copyfile(file, ours / file.name)
-    for package in _PACKAGES:
-        source = _source(f"{_IMPORT_NAME}.{package}")
-        for file in sorted(source.rglob("*.py")):
-            target = ours / package / file.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-    version, requires = _metadata()
-    project = {
-        "project": {
-            "name": _PROJECT,
-            "version": version,
-            "description": "Bandit client scheduling for Flower",
-            "license": "Apache-2.0",
-            "dependencies": requires,
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": _PUBLISHER,
-                    "fab-include": [f"/{_IMPORT_NAME}/**/*.py"],
-                    "components": {
-                        "serverapp": "flower_scheduling.server.app:app",
-                        "clientapp": "flower_scheduling.client.app:app",
-                    },
-                    "config": dict(ServerConfig().to_mapping()),
-                }
-            }
-        },
-    }
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(project), encoding="utf-8")
-    return folder
-
-
-def _source(package: str) -> Path:
-    """Return the folder of a package of ours."""
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def _metadata() -> tuple[str, list[str]]:
-    """Return our version and requirements; a checkout that is not installed has none."""
-    try:
-        found = importlib.metadata.metadata(_PROJECT)
-    except importlib.metadata.PackageNotFoundError:
-        return "0.0.0", [f"flwr=={importlib.metadata.version('flwr')}"]
-    requires = importlib.metadata.requires(_PROJECT) or []
-    return found["Version"], [text for text in requires if "extra ==" not in text]
-
-
-def _refuse_unsupported(config: FleetConfig) -> None:
-    if not config.run_dir:
-        raise ConfigError("run-dir", "", "must be a folder, in which the SuperLink keeps its state")
-    for key, instead in _UNSUPPORTED.items():
-        field = FleetConfig.settings()[key]
-        if (value := getattr(config, field.name)) != field.default:
-            raise ConfigError(key, value, f"has no effect on the SuperLink runtime: {instead}")
-
-
-def _keep(state: Path, run_dir: Path) -> None:
-    """Move the state into the run directory; there is none if the app did not come that far."""
-    if state.exists():
-        run_dir.mkdir(parents=True, exist_ok=True)
-        state.rename(run_dir / STATE_FOLDER)
-
-
-def _find(program: str) -> str:
-    """Return the path of one of Flower's programs: beside our interpreter, else on the path."""
-    folders = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
-    found = shutil.which(program, path=os.pathsep.join(folders))
-    if found is None:
-        raise SuperLinkError(f"{program} is missing: install flwr, or put it on the PATH")
-    return found
 
 
 def _free_port(address: str, host: str, port: int) -> int:
@@ -580,38 +360,3 @@ def _require_host(tls: Path, host: str) -> None:
             str(tls),
             f"must be a server certificate that names {host} (flower-certs --host {host})",
         )
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when its parent was killed; called in a new child."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _marked(mark: str, program: str = "") -> list[int]:
-    """Return the processes whose environment carries the mark; none where there is no /proc."""
-    needle = f"{_MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if needle in (entry / "environ").read_bytes() and (
-                program.encode() in (entry / "cmdline").read_bytes()
-            ):
-                found.append(int(entry.name))
-        except OSError:  # ended meanwhile, or somebody else's
-            continue
-    return found
-
-
-def _signal(pid: int, signum: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signum)
-
-
-def _signal_group(pid: int, signum: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signum)
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flower_scheduling.client.wire.protocol import TRAIN_LOSS
 from flower_scheduling.errors import ConfigError, nearest
+from flower_scheduling.schema import kebab
 
 AGGREGATIONS: Final[dict[str, type[Strategy]]] = {
     cls.__name__.lower(): cls
@@ -31,8 +32,13 @@ AGGREGATIONS: Final[dict[str, type[Strategy]]] = {
 }
 """Strategies that train every node they see, by their lower-case names."""
 
+# Options that decide which clients train, and on how many: the scheduler's job.
 _OURS: Final = {"fraction_train", "min_train_nodes", "min_available_nodes"}
-"""Options that decide who trains: the scheduler's job."""
+# Annotations of options that have a text, as types and as strings: in a module that imports
+# ``annotations`` from ``__future__`` they are not evaluated, and may name what is not imported.
+_KINDS: Final[dict[object, type[int | float | str]]] = {
+    spelled: kind for kind in (int, float, str) for spelled in (kind, kind.__name__)
+}
 
 
 def build_aggregation(name: str, options: str = "") -> Strategy:
@@ -59,38 +65,28 @@ def build_aggregation(name: str, options: str = "") -> Strategy:
             nearest(name, AGGREGATIONS),
         )
     cls = AGGREGATIONS[name]
-    options_of_cls = {
+    parameters = {
         key: parameter
         for key, parameter in inspect.signature(cls).parameters.items()
-        if parameter.annotation in (int, float, str) and key not in _OURS
+        if parameter.annotation in _KINDS and key not in _OURS
     }
     arguments: dict[str, Any] = {}
-    if "train_loss_key" in options_of_cls:
-        arguments["train_loss_key"] = TRAIN_LOSS  # our clients' name for it
     for pair in filter(None, (part.strip() for part in options.split(","))):
         key, _, text = pair.partition("=")
         key = key.strip().replace("-", "_")
-        if key not in options_of_cls:
-            known = list(map(_flag, options_of_cls))
+        if key not in parameters:
+            known = list(map(kebab, parameters))
             message = f"is no option of {name}, which takes {', '.join(known)}"
-            raise ConfigError("aggregation-option", pair, message, nearest(_flag(key), known))
-        if key in arguments and key != "train_loss_key":
-            raise ConfigError("aggregation-option", options, f"has several values for {_flag(key)}")
-        try:
-            arguments[key] = options_of_cls[key].annotation(text)
-            if isinstance(arguments[key], float) and not math.isfinite(arguments[key]):
-                raise ValueError
-        except ValueError:
-            kind = options_of_cls[key].annotation.__name__
-            raise ConfigError(
-                "aggregation-option",
-                pair,
-                f"{_flag(key)} must be a finite {kind}",
-            ) from None
-    for key, parameter in options_of_cls.items():
+            raise ConfigError("aggregation-option", pair, message, nearest(kebab(key), known))
+        if key in arguments:
+            raise ConfigError("aggregation-option", options, f"has several values for {kebab(key)}")
+        arguments[key] = _value(key, text, _KINDS[parameters[key].annotation])
+    if "train_loss_key" in parameters:
+        arguments.setdefault("train_loss_key", TRAIN_LOSS)  # our clients' name for it
+    for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in arguments:
             raise ConfigError(
-                "aggregation-option", options, f"lacks {_flag(key)}=VALUE, which {name} needs"
+                "aggregation-option", options, f"lacks {kebab(key)}=VALUE, which {name} needs"
             )
     try:
         return cls(**arguments)
@@ -98,5 +94,12 @@ def build_aggregation(name: str, options: str = "") -> Strategy:
         raise ConfigError("aggregation-option", options, f"{name} refuses it: {error}") from None
 
 
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
+def _value(key: str, text: str, kind: type[int | float | str]) -> int | float | str:
+    try:
+        value = kind(text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError
+    except ValueError:
+        message = f"{kebab(key)} must be a finite {kind.__name__}"
+        raise ConfigError("aggregation-option", f"{kebab(key)}={text}", message) from None
+    return value

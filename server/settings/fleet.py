@@ -66,7 +66,3 @@ class FleetConfig(ServerConfig):
         valid = bool(colon and host) and port.isdigit() and int(port) < 65536
         self.require(name, valid, "HOST:PORT")
         return host
-
-    def server_config(self) -> ServerConfig:
-        """Return the part that ServerApp and ClientApps see."""
-        return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.model_fields})

@@ -16,7 +16,7 @@ from flower_scheduling.strategies import (
     parse_options,
 )
 
-from ..monitoring.trackers import TRACKERS, tracker_names
+from ..monitoring.trackers.catalog import TRACKERS, tracker_names
 from .base import Settings, setting
 
 LONGEST_WAIT_S: Final = 7 * 86400.0
@@ -81,6 +81,10 @@ class ServerConfig(Settings):
         parse_floors(self.fairness)
         tracker_names(self.tracker)
         return self
+
+    def server_config(self) -> ServerConfig:
+        """Return the part that ServerApp and ClientApps see, without what a subclass adds."""
+        return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.model_fields})
 
     def policy_params(self) -> dict[str, Any]:
         """Return the policy's own parameters, from the settings for some and ``strategy-option``.

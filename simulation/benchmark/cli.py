@@ -12,7 +12,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from flower_scheduling.server.cli.options import stoppable
+from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import runnable_policies
 
 from ..job_progress import PieceProgress, fetch_data

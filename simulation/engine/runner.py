@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from flwr.app import Context, RecordDict
 
 from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.server.app import build_strategy, create_app
-from flower_scheduling.server.runs.directory import TRUTH, load_model, read_rounds, write_whole
-from flower_scheduling.server.runs.resume import has_model
+from flower_scheduling.files import write_whole
+from flower_scheduling.server.app import create_app, prepare_run
+from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
+from flower_scheduling.server.runs.directory import TRUTH, read_rounds
 from flower_scheduling.strategies import POLICIES, check_feasibility, parse_floors
 from flower_scheduling.strategies.flower import RoundHook, RoundRecord
 
@@ -65,9 +66,11 @@ class Simulation:
         import torch
 
         from flower_scheduling.client.learning.mnist import load_mnist
-        from flower_scheduling.client.learning.models import initial_arrays
 
-        build_strategy(config)  # refuses bad settings before any work is done
+        # Refuses bad settings before any work is done, or anything is written.
+        self._prepared = prepare_run(
+            config, availability=float(config.per_client("availability").mean())
+        )
         torch.set_num_threads(1)  # small batches: threads cost more than they bring
         # Flower logs several lines a round, which costs as much time as the round itself.
         logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -75,15 +78,12 @@ class Simulation:
         labels = load_mnist(config.data_dir or None).train_labels.numpy()
         partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
         self._refuse_infeasible_floors([len(indices) for indices in partition])
-        arrays = initial_arrays(config.model, config.seed)
-        # Refused here, before anything is written.
-        if config.initial_model and not has_model(config):
-            load_model(Path(config.initial_model), like=arrays)
+        arrays = self._prepared.arrays
         model_bits = 8 * sum(array.numpy().nbytes for array in arrays.values())
         self._environment = config.environment(model_bits)
 
     def run(self, hooks: Sequence[RoundHook] = (), *, resume: bool = False) -> SimulationResult:
-        """Run all rounds; an interrupt leaves the run directory complete up to it.
+        """Run all rounds, once; an interrupt leaves the run directory complete up to it.
 
         Parameters
         ----------
@@ -114,14 +114,12 @@ class Simulation:
             late=config.late,
         )
         records: list[RoundRecord] = []
-        summaries: list[dict[str, Any]] = []
+        results = _Results(self._write_truth)
         server_app = create_app(
+            lambda: [results],
             hooks=(lambda record, arrays: records.append(record), *hooks),
-            settings=config.to_mapping(),
-            availability=float(config.per_client("availability").mean()),
+            prepared=self._prepared,
             resume=resume,
-            on_strategy=lambda strategy, history: self._write_truth(),
-            on_summary=summaries.append,
         )
         context = Context(
             run_id=grid.run.run_id,
@@ -131,7 +129,7 @@ class Simulation:
             run_config=run_config,
         )
         server_app(grid, context)
-        summary = summaries[-1]
+        summary = results.summary
         if resume:  # with what was before
             names = [arm["name"] for arm in summary["arms"]]
             records = list(read_rounds(Path(config.run_dir), summary["rounds"], names))
@@ -162,3 +160,17 @@ class Simulation:
         if not feasibility.feasible:
             names = [f"client-{arm + 1}" for arm in range(config.num_clients)]
             raise ConfigError("fairness", config.fairness, feasibility.message(names))
+
+
+class _Results(RoundCallback):
+    """Leaves the truth in the run directory at the start of a run, and keeps its summary."""
+
+    def __init__(self, write_truth: Callable[[], None]) -> None:
+        self._write_truth = write_truth
+        self.summary: dict[str, Any] = {}
+
+    def on_start(self, run: Run) -> None:
+        self._write_truth()
+
+    def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
+        self.summary = dict(summary)

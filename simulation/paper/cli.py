@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.errors import did_you_mean
-from flower_scheduling.server.cli.options import stoppable
+from flower_scheduling.server.runtimes.signals import stoppable
 
 from ..job_progress import PieceProgress, fetch_data
 from ..jobs import compute_all

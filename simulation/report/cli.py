@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from flower_scheduling.server.cli.options import stoppable
-from flower_scheduling.server.runs.directory import write_whole
+from flower_scheduling.files import write_whole
+from flower_scheduling.server.runtimes.signals import stoppable
 
 from ..engine.replayer import record_of
 from ..environments.recorded_run import open_run

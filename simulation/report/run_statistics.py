@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from flwr.app import ArrayRecord
 
-from flower_scheduling.server.runs.totals import RunHistory
+from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.strategies.base import BoolArray, FloatArray
-from flower_scheduling.strategies.flower import Arm, RoundRecord, failure_kind
+from flower_scheduling.strategies.flower import Arm, RoundRecord
 
 from ..engine.replayer import Record
 from ..environments.recorded_run import RecordedRun
@@ -220,9 +219,7 @@ def tell(run: RecordedRun, record: Record) -> Story:
         for index, arm in enumerate(run.arms)
     ]
     target = run.config.get("target-accuracy")
-    history = RunHistory(
-        ArrayRecord(), target_accuracy=float(target) if isinstance(target, int | float) else 0.0
-    )
+    totals = RunTotals(target_accuracy=float(target) if isinstance(target, int | float) else 0.0)
     columns = max(1, min(_COLUMNS, run.num_rounds // _COLUMN_ROUNDS))
     edges = np.linspace(0, run.num_rounds, columns + 1).round().astype(np.int64)
     column = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
@@ -231,7 +228,7 @@ def tell(run: RecordedRun, record: Record) -> Story:
     evaluations = []
     no_step: Counter[str] = Counter()
     for row, each in enumerate(run.rounds()):
-        history.record(each, history.arrays)
+        totals.count(each)
         round_s[row] = each.round_s
         heat[each.selected, column[row]] += 1
         if each.accuracy is not None:
@@ -240,10 +237,11 @@ def tell(run: RecordedRun, record: Record) -> Story:
             no_step[each.no_step or "unknown"] += 1
         _count(each, clients)
     heat /= np.diff(edges)
-    for index, client in enumerate(clients):
+    for index, (client, counts) in enumerate(zip(clients, totals.grow(len(clients)), strict=True)):
+        client.selections, client.failures = counts.selected, counts.failures
         heat[index, edges[1:] < (client.joined or run.num_rounds + 1)] = np.nan
     arms = [Arm(index, "", 0, arm.name, arm.num_examples) for index, arm in enumerate(run.arms)]
-    summary = history.summary(arms, run.floors or None, tau_max_s=run.tau_max_s)
+    summary = totals.summary(arms, run.floors or None, tau_max_s=run.tau_max_s)
     return Story(clients, summary, round_s, evaluations, no_step, heat, edges)
 
 
@@ -251,9 +249,6 @@ def _count(record: RoundRecord, clients: Sequence[ClientStory]) -> None:
     slowest, lost_s = held_up(record)
     for place, result in enumerate(record.results):
         client = clients[result.arm]
-        client.selections += 1
-        if result.reason is not None:
-            client.failures[failure_kind(result.reason)] += 1
         if slowest[place]:
             client.slowest += 1
             client.lost_s += lost_s

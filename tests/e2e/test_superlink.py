@@ -212,7 +212,7 @@ def start_runtime(folder: Path, log: Path, **settings: object) -> subprocess.Pop
     code = (
         "import json, logging, sys\n"
         "from flower_scheduling.server.settings.fleet import FleetConfig\n"
-        "from flower_scheduling.server.runtimes.superlink import run_superlink\n"
+        "from flower_scheduling.server.runtimes.superlink_run import run_superlink\n"
         "try:\n"
         f"    summary = run_superlink(FleetConfig(**{settings!r}))\n"
         "except KeyboardInterrupt:\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flower_scheduling.server.cli.options import stoppable
 from flower_scheduling.server.runs.directory import default_run_dir
+from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import idle_settings
 from flower_scheduling.simulation.cli import main
 
@@ -210,7 +210,7 @@ def test_signals_of_one_second_are_one_wish() -> None:
 def test_a_later_signal_ends_the_process() -> None:
     program = (
         "import signal, time\n"
-        "from flower_scheduling.server.cli.options import stoppable\n"
+        "from flower_scheduling.server.runtimes.signals import stoppable\n"
         "with stoppable(between_rounds=True):\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
         "    time.sleep(1.2)\n"

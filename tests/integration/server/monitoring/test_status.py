@@ -12,21 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from factories import round_record, small_model
+from factories import round_record
 from flwr.proto.node_pb2 import NodeInfo
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from waiting import until
 
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.server.callbacks import RunEnd
 from flower_scheduling.server.monitoring.alarms import Alarm, AlarmLog
-from flower_scheduling.server.monitoring.presence import FILE, PresenceWriter
+from flower_scheduling.server.monitoring.live_file import FILE, LiveFile
 from flower_scheduling.server.monitoring.prometheus import metrics_server
-from flower_scheduling.server.monitoring.status import RunStatus, status_table
-from flower_scheduling.server.runs.totals import RunHistory
-from flower_scheduling.strategies.flower import Arm, RoundHook
-
-MODEL = small_model()
+from flower_scheduling.server.monitoring.status import ServerStatus, status_table
+from flower_scheduling.server.runs.totals import RunTotals
+from flower_scheduling.strategies.flower import Arm
 
 
 class Grid:
@@ -45,17 +44,18 @@ class Grid:
         return {103}
 
 
-def strategy(hooks: list[RoundHook]) -> Any:
+def started(status: ServerStatus, totals: RunTotals | None = None, **more: Any) -> Any:
+    """Start a status with a run; return the run."""
     arms = [Arm(i, f"key{i}", 100 + i, name, 10) for i, name in enumerate("abc")]
-    return SimpleNamespace(
-        arms=SimpleNamespace(arms=arms),
-        floors=[0.5, 0.25, 0.0],
-        queues=[0.0, 1.5, 2.0],
-        add_hook=hooks.append,
+    strategy = SimpleNamespace(
+        arms=SimpleNamespace(arms=arms), floors=[0.5, 0.25, 0.0], queues=[0.0, 1.5, 2.0]
     )
+    run: Any = SimpleNamespace(strategy=strategy, totals=totals or RunTotals(), **more)
+    status.on_start(run)
+    return run
 
 
-def play(hooks: list[RoundHook], number: int, **changes: Any) -> None:
+def play(totals: RunTotals, number: int, **changes: Any) -> None:
     values: dict[str, Any] = {
         "time_s": 2.0 * number,
         "round_s": 2.0,
@@ -63,33 +63,30 @@ def play(hooks: list[RoundHook], number: int, **changes: Any) -> None:
         "rtt_s": [0.5 * number, None],
         "reason": [None, "client error: code 2, ValueError: no"],
     }
-    record = round_record(number, **{**values, **changes})
-    for hook in hooks:
-        hook(record, MODEL)
+    totals.count(round_record(number, **{**values, **changes}))
 
 
 @pytest.fixture
-def status() -> RunStatus:
+def status() -> ServerStatus:
     alarms = AlarmLog()
     alarms.active = (Alarm("always-fails", 1, "b has failed 5 times in a row: client error"),)
-    status = RunStatus(num_rounds=10, alarm_log=alarms)
-    hooks: list[RoundHook] = []
-    status.watch(strategy(hooks), RunHistory(MODEL))
-    play(hooks, 1, accuracy=0.75, loss=0.9)
-    play(hooks, 2)
-    play(hooks, 3, rtt_s=[None, None], reason=["timeout", "timeout"], stepped=False)
+    status = ServerStatus(num_rounds=10, alarm_log=alarms)
+    totals = started(status).totals
+    play(totals, 1, accuracy=0.75, loss=0.9)
+    play(totals, 2)
+    play(totals, 3, rtt_s=[None, None], reason=["timeout", "timeout"], stepped=False)
     return status
 
 
 @pytest.mark.parametrize("name", ["[/foo]", "[link=http://evil.example]ok[/link]", "[b]a[/b]"])
-def test_names_are_shown_as_they_are(status: RunStatus, name: str) -> None:
+def test_names_are_shown_as_they_are(status: ServerStatus, name: str) -> None:
     told = status.snapshot(Grid())  # type: ignore[arg-type]
     told["arms"][0]["name"] = name
     assert name in _shown(told)
 
 
 def test_before_the_first_round_nothing_is_known() -> None:
-    told = RunStatus().snapshot(Grid())  # type: ignore[arg-type]
+    told = ServerStatus().snapshot(Grid())  # type: ignore[arg-type]
     assert (told["round"], told["rounds"], told["accuracy"], told["connected"]) == (
         0,
         None,
@@ -102,7 +99,7 @@ def test_before_the_first_round_nothing_is_known() -> None:
     assert _shown(told).count("free") == 1
 
 
-def test_rounds_are_counted_by_arm(status: RunStatus) -> None:
+def test_rounds_are_counted_by_arm(status: ServerStatus) -> None:
     told = status.snapshot(Grid())  # type: ignore[arg-type]
     json.dumps(told, allow_nan=False)
     assert told["round"] == 3
@@ -123,33 +120,31 @@ def test_rounds_are_counted_by_arm(status: RunStatus) -> None:
 
 
 def test_a_resumed_run_is_counted_as_a_whole() -> None:
-    history = RunHistory(MODEL)
-    play([history.record], 1, accuracy=0.75, loss=0.9)
-    play([history.record], 2)
-    status = RunStatus()
-    hooks: list[RoundHook] = [history.record]
-    status.watch(strategy(hooks), history)
+    totals = RunTotals()
+    play(totals, 1, accuracy=0.75, loss=0.9)
+    play(totals, 2)
+    status = ServerStatus()
+    started(status, totals)
     told = status.snapshot(Grid())  # type: ignore[arg-type]
     assert (told["round"], told["steps"], told["time_s"], told["accuracy"]) == (2, 2, 4.0, 0.75)
-    play(hooks, 3)
-    play(hooks, 4, selected=[1], names=["b"], rtt_s=[0.5], reason=[None])
+    play(totals, 3)
+    play(totals, 4, selected=[1], names=["b"], rtt_s=[0.5], reason=[None])
     told = status.snapshot(Grid())  # type: ignore[arg-type]
     assert (told["round"], told["steps"]) == (4, 4)
     a, b, c = told["arms"][:3]
     assert [arm["share"] for arm in (a, b, c)] == [0.75, 1.0, 0.0]
     assert [arm["selections"] for arm in (a, b, c)] == [3, 4, 0]
     assert (a["mean_rtt_s"], b["failures"]) == (1.0, {"client error": 3})
-    assert history.tallies.rounds == 4, "which nothing else counts into"
 
 
-def test_people_see_who_is_away_first(status: RunStatus) -> None:
+def test_people_see_who_is_away_first(status: ServerStatus) -> None:
     text = _shown(status.snapshot(Grid()))  # type: ignore[arg-type]
     assert "round 3 of 10, accuracy 0.7500" in text
     rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
     assert rows == ["c", "a", "b", "newcomer"]
 
 
-def test_prometheus_reads_it_all(status: RunStatus) -> None:
+def test_prometheus_reads_it_all(status: ServerStatus) -> None:
     grid: Any = Grid()
     with metrics_server("127.0.0.1:0", lambda: status.snapshot(grid)) as server:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
@@ -177,40 +172,34 @@ def test_prometheus_reads_it_all(status: RunStatus) -> None:
     assert found["alarms", "floor-missed"] == 0
 
 
-def test_presence_has_who_is_there_and_since_when_the_others_are_not(status: RunStatus) -> None:
+def test_connections_are_listed_and_since_when_the_others_are_gone(status: ServerStatus) -> None:
     grid: Any = Grid()
-    first, second = status.presence(grid), status.presence(grid)
+    first, second = status.connections(grid), status.connections(grid)
     assert first["connected"] == [0, 1]
     assert (first["busy"], first["opted_out"], first["newcomers"]) == ([1], [], ["newcomer"])
     assert list(first["last_seen"]) == ["2"]
     assert first == second, "nothing has changed"
     grid.get_nodes = lambda: [NodeInfo(node_id=102, name="c")]
-    assert list(status.presence(grid)["last_seen"]) == ["0", "1"]
+    assert list(status.connections(grid)["last_seen"]) == ["0", "1"]
 
 
-def test_presence_is_written_while_the_server_lives(
-    status: RunStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_live_file_is_there_while_the_server_lives(
+    status: ServerStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = tmp_path / "run"
     grid: Any = Grid()
-    file = run_dir / FILE
-    looks: list[float] = []
-
-    def presence() -> dict[str, Any]:
-        looks.append(time.time())
-        return status.presence(grid)
-
+    file = tmp_path / FILE
+    monkeypatch.setattr("flower_scheduling.server.monitoring.live_file._INTERVAL_S", 0.01)
+    live = LiveFile(lambda: status.connections(grid))
     begin = time.time()
-    monkeypatch.setattr("flower_scheduling.server.monitoring.presence._INTERVAL_S", 0.01)
-    with PresenceWriter(run_dir, presence):
-        until(lambda: len(looks) > 1)  # the first look is over
-        assert not run_dir.exists(), "the run makes its directory itself"
-        run_dir.mkdir()
-        until(file.exists)
-        written = json.loads(file.read_text())
-        assert begin <= written["time"] <= time.time()
-        assert written["connected"] == [0, 1]
-    assert list(run_dir.iterdir()) == []
+    live.on_start(started(status, directory=SimpleNamespace(path=tmp_path)))
+    until(file.exists)
+    written = json.loads(file.read_text())
+    assert begin <= written["time"] <= time.time()
+    assert written["connected"] == [0, 1]
+    live.on_end(RunEnd.FINISHED, {})
+    assert list(tmp_path.iterdir()) == []
+    live.on_start(started(status, directory=None))
+    live.on_end(RunEnd.FINISHED, {})
 
 
 def _shown(told: dict[str, Any]) -> str:

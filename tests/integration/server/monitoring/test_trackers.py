@@ -20,26 +20,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factories import round_record, small_model
+from factories import round_record
 from flwr.app import ArrayRecord
 from paths import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from waiting import PATIENCE_S, until
 
-from flower_scheduling.errors import TrackerError
+from flower_scheduling.errors import ConfigError, TrackerError
+from flower_scheduling.server.callbacks import RunEnd
 from flower_scheduling.server.cli.main import main as server_main
 from flower_scheduling.server.monitoring import trackers
-from flower_scheduling.server.monitoring.round_metrics import METRICS, RoundMetrics, summary_metrics
-from flower_scheduling.server.monitoring.trackers import (
-    RoundPoint,
-    RunEnd,
-    TrackedRun,
-    Tracker,
-    Trackers,
+from flower_scheduling.server.monitoring.trackers import Trackers, tracker_thread
+from flower_scheduling.server.monitoring.trackers.base import RoundPoint, TrackedRun, Tracker
+from flower_scheduling.server.monitoring.trackers.catalog import require_trackers
+from flower_scheduling.server.monitoring.trackers.metrics import (
+    METRICS,
+    RoundMetrics,
+    summary_metrics,
 )
+from flower_scheduling.server.monitoring.trackers.mlflow import MlflowTracker
 from flower_scheduling.server.runs.directory import written_rounds
-from flower_scheduling.server.runs.totals import RunHistory
+from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
@@ -77,7 +79,18 @@ def record(number: int = 1, **changes: Any) -> RoundRecord:
 
 
 def metrics(floors: list[float] | None = None, queues: list[float] | None = None) -> RoundMetrics:
-    return RoundMetrics(lambda: floors, lambda: queues, RunHistory(small_model()).tallies)
+    return RoundMetrics(RunTotals(), lambda: floors, lambda: queues)
+
+
+def counted(found: RoundMetrics, record: RoundRecord) -> dict[str, float]:
+    found.totals.count(record)
+    return found(record)
+
+
+def log_round(run: Trackers, record: RoundRecord) -> None:
+    """Count a round and report it, as a run does."""
+    run._metrics.totals.count(record)
+    run.on_round(record, ArrayRecord())
 
 
 def config(run_dir: Path, **changes: Any) -> SimulationConfig:
@@ -207,7 +220,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def test_numbers_of_a_round_by_hand() -> None:
     found = metrics([0.5, 0.25, 0.0], [0.0, 0.25, -1.0])
-    assert found(record(accuracy=0.5, loss=math.inf)) == {
+    assert counted(found, record(accuracy=0.5, loss=math.inf)) == {
         "round/time_s": 2.0,
         "round/length_s": 1.5,
         "round/clients": 3.0,
@@ -228,7 +241,7 @@ def test_numbers_of_a_round_by_hand() -> None:
         "client/a/rtt_s": 1.0,
     }
     nobody = record(2, selected=[], names=[], rtt_s=[], reason=[], compute_s=[], link_s=[])
-    second = found(nobody)
+    second = counted(found, nobody)
     assert second["failures/timeout"] == 1.0, "kinds are counted from the first one on"
     assert "round/rtt_mean_s" not in second
     assert second["floors/worst_shortfall"] == 0.25
@@ -236,18 +249,21 @@ def test_numbers_of_a_round_by_hand() -> None:
 
 def test_only_small_fleets_have_a_series_for_each_client() -> None:
     found = metrics()
-    assert "client/a/rtt_s" in found(record(num_arms=50))
-    assert not [key for key in found(record(2, num_arms=51)) if key.startswith("client/")]
+    assert "client/a/rtt_s" in counted(found, record(num_arms=50))
+    assert not [key for key in counted(found, record(2, num_arms=51)) if key.startswith("client/")]
 
 
 def test_names_of_clients_that_mlflow_would_refuse_are_changed_and_stay_apart() -> None:
-    found = metrics()(
+    found = counted(
+        metrics(),
         record(
             selected=[0, 1, 2],
             names=["a/b", "..", "ä" * 300],
-            rtt_s=[1.0, 2.0, 3.0] * 3,
+            rtt_s=[1.0, 2.0, 3.0],
+            compute_s=[None] * 3,
+            link_s=[None] * 3,
             reason=[None] * 3,
-        )
+        ),
     )
     keys = [key for key in found if key.startswith("client/")]
     assert keys == ["client/a_b-0/rtt_s", "client/-1/rtt_s", f"client/{'_' * 100}-2/rtt_s"]
@@ -265,7 +281,7 @@ def test_table_of_the_documentation_has_all_names() -> None:
     ("value", "message"),
     [
         ("tensorbord", "must be tensorboard, mlflow, wandb, or several, separated by commas (did"),
-        ("mlflow,mlflow", "a list that names each once"),
+        ("mlflow,mlflow", "names one twice"),
         ("mlflow,", "separated by commas"),
         ("tensorboard,wandb", "pip install 'flower-client-scheduling[wandb]'"),
         ("mlflow,wandb", "pip install 'flower-client-scheduling[mlflow,wandb]'"),
@@ -281,7 +297,7 @@ def test_what_cannot_be_used_is_one_line_before_any_work(
 ) -> None:
     absent = {"wandb", "mlflow"} if value.startswith("mlflow") else {"wandb"}
     monkeypatch.setattr(
-        "flower_scheduling.server.monitoring.trackers.importlib.util.find_spec",
+        "flower_scheduling.server.monitoring.trackers.catalog.importlib.util.find_spec",
         lambda name: None if name in absent else SimpleNamespace(),
     )
     port = ["--address", "127.0.0.1:0"]
@@ -293,14 +309,14 @@ def test_what_cannot_be_used_is_one_line_before_any_work(
     ):
         assert run() == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"error: tracker = '{value}': must be ")
+        assert line.startswith(f"error: tracker = '{value}': ")
         assert message in line
     assert list(tmp_path.iterdir()) == []
 
 
 def test_trackers_need_a_run_directory() -> None:
-    with pytest.raises(trackers.ConfigError, match="given with run-dir"):
-        trackers.require_trackers("tensorboard", "")
+    with pytest.raises(ConfigError, match="needs run-dir"):
+        require_trackers("tensorboard", "")
 
 
 # --- the real libraries ---------------------------------------------------------------------------
@@ -450,10 +466,10 @@ def test_a_full_disk_ends_the_tracker_alone(
         return real(Path("/dev/full") if "tfevents" in path.name else path, *arguments, **more)
 
     monkeypatch.setattr(Path, "open", full)
-    run = Trackers(["tensorboard"], metrics())
-    run.begin(TrackedRun(tmp_path, {"seed": 0}))
-    run.log_round(record(), small_model())
-    run.end(RunEnd.FAILED, None)
+    run = Trackers(["tensorboard"])
+    run.begin(TrackedRun(tmp_path, {"seed": 0}), metrics())
+    log_round(run, record())
+    run.on_end(RunEnd.FAILED, {})
     assert [r.getMessage() for r in caplog.records] == [
         "tracker tensorboard: [Errno 28] No space left on device; not used any more",
         "tracker tensorboard: rounds missing: 1",
@@ -506,8 +522,8 @@ def follow(
     made = {name: lambda each=each: each for name, each in zip(names, recorders, strict=True)}
     monkeypatch.setattr(trackers, "TRACKERS", made)
     run_dir.mkdir(exist_ok=True)
-    run = Trackers(names, metrics())
-    run.begin(TrackedRun(run_dir, {"seed": 0}))
+    run = Trackers(names)
+    run.begin(TrackedRun(run_dir, {"seed": 0}), metrics())
     return run
 
 
@@ -519,8 +535,8 @@ def test_a_tracker_that_fails_is_dropped_and_the_others_go_on(
     with caplog.at_level(logging.INFO, logger=LOGGER.name):
         run = follow(monkeypatch, tmp_path / "run", bad, good)
         for number in range(1, 4):
-            run.log_round(record(number), small_model())
-        run.end(RunEnd.FINISHED, {"rounds": 3, "arms": [], "loss": None})
+            log_round(run, record(number))
+        run.on_end(RunEnd.FINISHED, {"rounds": 3, "arms": [], "loss": None})
     assert good.steps == [1, 2, 3]
     assert good.ended == (RunEnd.FINISHED, 3, {"summary/rounds": 3.0})
     assert bad.ended is None
@@ -536,31 +552,31 @@ def test_a_tracker_that_cannot_even_be_made_is_dropped(
         raise ImportError("libfoo.so is missing")
 
     monkeypatch.setattr(trackers, "TRACKERS", {"broken": broken})
-    run = Trackers(["broken"], metrics())
-    run.begin(TrackedRun(tmp_path, {}))
-    run.log_round(record(), small_model())
-    run.end(RunEnd.FINISHED, None)
+    run = Trackers(["broken"])
+    run.begin(TrackedRun(tmp_path, {}), metrics())
+    log_round(run, record())
+    run.on_end(RunEnd.FINISHED, {})
     assert "tracker broken: libfoo.so is missing; not used any more" in caplog.text
 
 
 def test_a_remote_tracker_is_not_waited_for_and_gets_everything_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trackers, "_RETRY_S", 0.01)
+    monkeypatch.setattr(tracker_thread, "_RETRY_S", 0.01)
     slow = Recorder(remote=True, fails={"begin": OSError("down")})
     with caplog.at_level(logging.INFO, logger=LOGGER.name):
         run = follow(monkeypatch, tmp_path / "run", slow)
         for number in range(1, 101):
-            run.log_round(record(number), small_model())
+            log_round(run, record(number))
         assert slow.steps == []
         slow.fails["log_rounds"] = OSError("down again")
         del slow.fails["begin"]
         until(lambda: "log_rounds" in slow.met)
         del slow.fails["log_rounds"]
         slow.open.clear()
-        run.log_round(record(101), small_model())  # while a request hangs
+        log_round(run, record(101))  # while a request hangs
         slow.open.set()
-        run.end(RunEnd.KILLED, None)
+        run.on_end(RunEnd.KILLED, {})
     assert slow.steps == list(range(1, 102))
     assert slow.ended == (RunEnd.KILLED, 101, {})
     told = [r.getMessage() for r in caplog.records]
@@ -572,14 +588,14 @@ def test_a_remote_tracker_is_not_waited_for_and_gets_everything_when_it_is_back(
 def test_what_there_is_no_room_for_is_lost_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trackers, "_MOST_WAITING", 5)
-    monkeypatch.setattr(trackers, "_DRAIN_S", 0.3)
+    monkeypatch.setattr(tracker_thread, "_MOST_WAITING", 5)
+    monkeypatch.setattr(tracker_thread, "DRAIN_S", 0.3)
     hung = Recorder(remote=True)
     hung.open.clear()
     run = follow(monkeypatch, tmp_path / "run", hung)
     for number in range(1, 11):
-        run.log_round(record(number), small_model())
-    run.end(RunEnd.FINISHED, None)
+        log_round(run, record(number))
+    run.on_end(RunEnd.FINISHED, {})
     hung.open.set()
     assert [r.getMessage() for r in caplog.records] == [
         "tracker r0: rounds from 6 on are lost",
@@ -599,23 +615,23 @@ def test_a_local_tracker_that_is_slow_is_waited_for_while_it_gets_on(
             super().log_rounds(points)
 
     clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: now_s[0]})
-    monkeypatch.setattr(trackers, "time", clock)
-    monkeypatch.setattr(trackers, "_MOST_WAITING", 5)
-    monkeypatch.setattr(trackers, "_BATCH", 1)
-    monkeypatch.setattr(trackers, "_DRAIN_S", PATIENCE_S)
+    monkeypatch.setattr(tracker_thread, "time", clock)
+    monkeypatch.setattr(tracker_thread, "_MOST_WAITING", 5)
+    monkeypatch.setattr(tracker_thread, "_BATCH", 1)
+    monkeypatch.setattr(tracker_thread, "DRAIN_S", PATIENCE_S)
     slow = Slow()
     run = follow(monkeypatch, tmp_path / "run", slow)
     for number in range(1, 16):
-        run.log_round(record(number), small_model())
-    run.end(RunEnd.FINISHED, None)
+        log_round(run, record(number))
+    run.on_end(RunEnd.FINISHED, {})
     assert slow.steps == list(range(1, 16))
-    monkeypatch.setattr(trackers, "_DRAIN_S", 0.4)
+    monkeypatch.setattr(tracker_thread, "DRAIN_S", 0.4)
     hung = Recorder()
     run = follow(monkeypatch, tmp_path / "run", hung)
     hung.open.clear()
     for number in range(1, 11):
-        run.log_round(record(number), small_model())
-    run.end(RunEnd.FINISHED, None)
+        log_round(run, record(number))
+    run.on_end(RunEnd.FINISHED, {})
     hung.open.set()
     assert "tracker r0: has taken nothing for 0 s; not used any more" in caplog.text
     assert "tracker r0: rounds missing: 10" in caplog.text
@@ -624,7 +640,7 @@ def test_a_local_tracker_that_is_slow_is_waited_for_while_it_gets_on(
 def test_rounds_that_a_tracker_has_not_got_are_read_and_sent_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "_BATCH", 2)
+    monkeypatch.setattr(tracker_thread, "_BATCH", 2)
     num_read = 0
 
     def read(first: int) -> Iterator[RoundRecord]:
@@ -645,34 +661,36 @@ def test_rounds_that_a_tracker_has_not_got_are_read_and_sent_first(
     monkeypatch.setattr(trackers, "TRACKERS", made)
     before = TrackedRun(tmp_path, {"seed": 0})
     before.note_taken("some", 90)
-    history = RunHistory(small_model(), (record(number) for number in range(1, 101)))
-    run = Trackers(["some", "new"], RoundMetrics(lambda: None, lambda: None, history.tallies))
+    so_far = metrics()
+    for number in range(1, 101):
+        so_far.totals.count(record(number))
+    run = Trackers(["some", "new"])
     some.open.clear()
     new.open.clear()
     tracked = TrackedRun(tmp_path, {"seed": 0}, 100, read)
     begin_s = tracked.begin_s
-    run.begin(tracked)
-    run.log_round(record(101), small_model())
+    run.begin(tracked, so_far)
+    log_round(run, record(101))
     for recorder in (new, some):
         recorder.open.set()
-    run.end(RunEnd.FINISHED, None)
+    run.on_end(RunEnd.FINISHED, {})
     assert some.steps == list(range(91, 102))
     assert new.steps == list(range(1, 102))
     after = TrackedRun(tmp_path, {"seed": 0}, 101, read)
     assert (after.taken("some"), after.taken("new")) == (101, 101)
     assert num_read == 200
-    run = Trackers(["some", "new"], metrics())
-    run.begin(after)
-    run.end(RunEnd.FINISHED, None)
+    run = Trackers(["some", "new"])
+    run.begin(after, metrics())
+    run.on_end(RunEnd.FINISHED, {})
     assert num_read == 200, "nothing is missing any more"
 
 
 def test_what_was_lost_is_not_noted_as_taken_and_rounds_are_read_as_they_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "_BATCH", 2)
-    monkeypatch.setattr(trackers, "_MOST_WAITING", 3)
-    monkeypatch.setattr(trackers, "_DRAIN_S", 0.3)
+    monkeypatch.setattr(tracker_thread, "_BATCH", 2)
+    monkeypatch.setattr(tracker_thread, "_MOST_WAITING", 3)
+    monkeypatch.setattr(tracker_thread, "DRAIN_S", 0.3)
     num_read = 0
 
     def read(first: int) -> Iterator[RoundRecord]:
@@ -683,18 +701,18 @@ def test_what_was_lost_is_not_noted_as_taken_and_rounds_are_read_as_they_are_sen
 
     slow = Recorder(remote=True)
     monkeypatch.setattr(trackers, "TRACKERS", {"slow": lambda: slow})
-    run = Trackers(["slow"], metrics())
+    run = Trackers(["slow"])
     began = TrackedRun(tmp_path, {"seed": 0}, 10, read)
-    run.begin(began)
+    run.begin(began, metrics())
     until(lambda: slow.steps)
     slow.open.clear()
     for number in range(11, 21):
-        run.log_round(record(number), small_model())
+        log_round(run, record(number))
     time.sleep(0.1)
     seen = num_read
     assert seen <= 10
     slow.open.set()
-    run.end(RunEnd.KILLED, None)
+    run.on_end(RunEnd.KILLED, {})
     assert slow.steps == list(range(1, 14)), "what there was room for"
     assert TrackedRun(tmp_path, {"seed": 0}, 20).taken("slow") == 13
 
@@ -708,9 +726,9 @@ def test_earlier_rounds_that_cannot_be_read_cost_only_the_tracker(
 
     remote = Recorder(remote=True)
     monkeypatch.setattr(trackers, "TRACKERS", {"remote": lambda: remote})
-    run = Trackers(["remote"], metrics())
-    run.begin(TrackedRun(tmp_path, {"seed": 0}, 2, read))
-    run.end(RunEnd.FINISHED, None)
+    run = Trackers(["remote"])
+    run.begin(TrackedRun(tmp_path, {"seed": 0}, 2, read), metrics())
+    run.on_end(RunEnd.FINISHED, {})
     assert [r.getMessage() for r in caplog.records] == [
         "tracker remote: [Errno 5] Input/output error; not used any more",
         "tracker remote: rounds missing: 2",
@@ -726,7 +744,7 @@ def test_what_is_of_no_use_to_repeat_is_not_repeated(
         tmp_path / "run",
         Recorder(remote=True, fails={"begin": TrackerError("not logged in")}),
     )
-    run.end(RunEnd.FINISHED, None)
+    run.on_end(RunEnd.FINISHED, {})
     assert [r.getMessage() for r in caplog.records] == [
         "tracker r0: not logged in; not used any more"
     ]
@@ -736,7 +754,7 @@ def test_mlflow_starts_anew_in_a_store_that_has_not_got_the_run(tmp_path: Path) 
     (tmp_path / "trackers.json").write_text('{"begin_s": 1.5, "mlflow_run_id": "elsewhere"}')
     run = TrackedRun(tmp_path, {"seed": 0}, done=2)
     run.note_taken("mlflow", 2)
-    tracker = trackers.MlflowTracker()
+    tracker = MlflowTracker()
     assert not tracker.remote
     tracker.begin(run)
     assert run.taken("mlflow") == 0, "it has none of the rounds"
@@ -788,13 +806,13 @@ def test_wandb_gets_the_same_and_goes_on_with_its_run(
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     for done, status in ((0, RunEnd.KILLED), (2, RunEnd.FINISHED)):
-        run = Trackers(["wandb"], metrics())
-        run.begin(TrackedRun(tmp_path, {"seed": 0}, done))
-        run.log_round(record(done + 1), small_model())
-        run.log_round(record(done + 2), small_model())
-        run.end(status, {"rounds": done + 2})
+        run = Trackers(["wandb"])
+        run.begin(TrackedRun(tmp_path, {"seed": 0}, done), metrics())
+        log_round(run, record(done + 1))
+        log_round(run, record(done + 2))
+        run.on_end(status, {"rounds": done + 2})
     assert [step for step, _ in wandb.logged] == [1, 2, 3, 4]
-    assert wandb.logged[0][1] == metrics()(record(1))
+    assert wandb.logged[0][1] == counted(metrics(), record(1))
     assert wandb.exit_codes == [255, 0]
     assert wandb.summary == {"summary/rounds": 4.0, "status": "finished"}
     first, second = wandb.inits
@@ -809,9 +827,9 @@ def test_wandb_never_asks(
 ) -> None:
     wandb = FakeWandb(logged_in=False)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    run = Trackers(["wandb"], metrics())
-    run.begin(TrackedRun(tmp_path, {}))
-    run.end(RunEnd.FINISHED, None)
+    run = Trackers(["wandb"])
+    run.begin(TrackedRun(tmp_path, {}), metrics())
+    run.on_end(RunEnd.FINISHED, {})
     assert wandb.inits == []
     assert "WANDB_API_KEY" in caplog.text
 
@@ -821,10 +839,10 @@ def test_wandb_itself_takes_it_offline(
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run = Trackers(["wandb"], metrics())
-    run.begin(TrackedRun(tmp_path, {"seed": 0}))
-    run.log_round(record(1), small_model())
-    run.end(RunEnd.FINISHED, {"rounds": 1})
+    run = Trackers(["wandb"])
+    run.begin(TrackedRun(tmp_path, {"seed": 0}), metrics())
+    log_round(run, record(1))
+    run.on_end(RunEnd.FINISHED, {"rounds": 1})
     (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     data = written.read_bytes()
     assert b"floors/" not in data

@@ -142,7 +142,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("flower_scheduling.server.runs.checkpoint.os.fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         folder.save(2, state(2))
     assert "00000002" in str(caught.value.filename)

@@ -15,12 +15,9 @@ from paths import ROOT
 
 from flower_scheduling.errors import ConfigError, SchedulingError, SuperLinkError
 from flower_scheduling.server.cli.certificates import CertificateFolder
-from flower_scheduling.server.runtimes.superlink import (
-    SuperLink,
-    run_superlink,
-    supernode_command,
-    write_app,
-)
+from flower_scheduling.server.runtimes.app_bundle import write_app
+from flower_scheduling.server.runtimes.superlink import SuperLink, supernode_command
+from flower_scheduling.server.runtimes.superlink_run import run_superlink
 from flower_scheduling.server.settings.fleet import FleetConfig
 from flower_scheduling.server.settings.run import ServerConfig
 

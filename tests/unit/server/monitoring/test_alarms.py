@@ -10,10 +10,24 @@ import pytest
 from factories import round_record
 from flwr.app import ArrayRecord
 
-from flower_scheduling.server.monitoring.alarms import KINDS, AlarmLog, Alarms
+from flower_scheduling.server.monitoring import alarms as module
+from flower_scheduling.server.monitoring.alarms import KINDS, AlarmLog
+from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.strategies.flower import RoundRecord
 
 NAMES = ["a", "b", "c"]
+
+
+class Alarms(module.Alarms):
+    """Alarms, with the totals that they read."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.counted = RunTotals()
+        super().__init__(self.counted, **settings)
+
+    def observe(self, record: RoundRecord) -> None:
+        self.counted.count(record)
+        super().observe(record)
 
 
 def failed(number: int, arm: int, reason: str) -> RoundRecord:
@@ -117,22 +131,33 @@ def test_a_checkpoint_is_stale_when_two_are_missing() -> None:
 
 
 def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCaptureFixture) -> None:
-    strategy: Any = SimpleNamespace(
-        arms=SimpleNamespace(arms=[SimpleNamespace(name=name) for name in NAMES]),
-        floors=None,
-        add_hook=lambda hook: None,
+    strategy = SimpleNamespace(
+        arms=SimpleNamespace(arms=[SimpleNamespace(name=name) for name in NAMES]), floors=None
+    )
+    totals = RunTotals()
+    run: Any = SimpleNamespace(
+        strategy=strategy,
+        totals=totals,
+        config=SimpleNamespace(tau_max_s=5.0, checkpoint_every=0),
+        directory=None,
+        saved_round=0,
     )
     log = AlarmLog()
-    log.watch(strategy, tau_max_s=5.0, checkpoint_every=0, saved_round=lambda: 0)
-    model, number = ArrayRecord(), 0
+    log.on_start(run)
+
+    def play(played: RoundRecord) -> None:
+        totals.count(played)
+        log.on_round(played, ArrayRecord())
+
+    number = 0
     with caplog.at_level(logging.INFO):
         for _ in range(30):
             for _ in range(5):
                 number += 1
-                log(failed(number, 1, "error: x"), model)
+                play(failed(number, 1, "error: x"))
             assert [alarm.kind for alarm in log.active] == ["always-fails"]
             number += 1
-            log(round_record(number, [1]), model)
+            play(round_record(number, [1]))
             assert log.active == ()
     lines = [line.getMessage() for line in caplog.records]
     assert lines[0] == "alarm always-fails: b has failed 5 times in a row: error"

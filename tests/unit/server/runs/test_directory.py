@@ -16,14 +16,14 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, MultiKrum
 
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.server.monitoring.console import RoundLog
+from flower_scheduling.server.monitoring.console import ConsoleLog
 from flower_scheduling.server.runs.directory import (
     RunDirectory,
     count_rounds,
     load_model,
     written_rounds,
 )
-from flower_scheduling.server.runs.totals import RunHistory
+from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
 from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord
@@ -102,13 +102,40 @@ def test_options_that_are_not_the_users_are_refused(option: str) -> None:
         build_aggregation("fedadam", option)
 
 
+class Stringed(FedAvg):
+    """Written in a module that imports ``annotations`` from ``__future__``, as this one does."""
+
+    def __init__(
+        self,
+        rate: float,
+        steps: int = 3,
+        hook: OnlyForTypeCheckers | None = None,  # type: ignore[name-defined]  # noqa: F821
+        train_loss_key: str = "loss",
+    ) -> None:
+        super().__init__()
+        self.rate, self.steps = rate, steps
+
+
+def test_options_are_known_however_flower_writes_its_annotations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(AGGREGATIONS, "stringed", Stringed)
+    strategy = build_aggregation("stringed", "rate=0.5,steps=4")
+    assert isinstance(strategy, Stringed)
+    assert (strategy.rate, strategy.steps) == (0.5, 4)
+    with pytest.raises(ConfigError, match="steps must be a finite int"):
+        build_aggregation("stringed", "rate=0.5,steps=4.5")
+    with pytest.raises(ConfigError, match="which takes rate, steps, train-loss-key"):
+        build_aggregation("stringed", "hook=1")
+
+
 # --- history ----------------------------------------------------------------------------------
 
 
 def test_summary_by_hand() -> None:
-    history = RunHistory(small_model(), target_accuracy=0.8)
-    history.record(record(accuracy=0.5, loss=2.0), small_model(1.0))
-    history.record(
+    totals = RunTotals(target_accuracy=0.8)
+    totals.count(record(accuracy=0.5, loss=2.0))
+    totals.count(
         record(
             round=2,
             time_s=4.0,
@@ -117,14 +144,12 @@ def test_summary_by_hand() -> None:
             reason=[None, None],
             accuracy=0.9,
             loss=1.0,
-        ),
-        small_model(2.0),
+        )
     )
-    history.record(
-        record(round=3, time_s=9.0, stepped=False, reason=["client error: code 2, x", "timeout"]),
-        small_model(2.0),
+    totals.count(
+        record(round=3, time_s=9.0, stepped=False, reason=["client error: code 2, x", "timeout"])
     )
-    summary = history.summary(three_arms(), [0.5, 0.25, 0.0], tau_max_s=5.0)
+    summary = totals.summary(three_arms(), [0.5, 0.25, 0.0], tau_max_s=5.0)
     assert (summary["rounds"], summary["time_s"]) == (3, 9.0)
     assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.9, 0.9, 1.0)
     assert (summary["target_round"], summary["target_time_s"]) == (2, 4.0)
@@ -144,19 +169,15 @@ def test_summary_by_hand() -> None:
     assert (b["share"], b["mean_rtt_s"]) == (pytest.approx(1 / 3), 0.5)
     assert (c["share"], c["mean_rtt_s"], c["failures"]) == (pytest.approx(2 / 3), None, 2)
     assert summary["suggested_tau_max_s"] == 10.0, "half of the answers are cut off: allow more"
-    assert history.arrays["w"].numpy()[0] == 2.0
 
 
 def test_deadline_far_above_the_answers_is_suggested_down() -> None:
-    history = RunHistory(small_model())
+    totals = RunTotals()
     for t in range(200):
-        history.record(
-            record(round=t + 1, selected=[0], rtt_s=[0.2], reason=[None]),
-            small_model(),
-        )
-    summary = history.summary(three_arms(), None, tau_max_s=5.0)
+        totals.count(record(round=t + 1, selected=[0], rtt_s=[0.2], reason=[None]))
+    summary = totals.summary(three_arms(), None, tau_max_s=5.0)
     assert summary["suggested_tau_max_s"] == pytest.approx(0.3, rel=0.01)
-    empty = RunHistory(small_model()).summary(three_arms(), None, tau_max_s=5.0)
+    empty = RunTotals().summary(three_arms(), None, tau_max_s=5.0)
     assert empty["suggested_tau_max_s"] is None
 
 
@@ -246,12 +267,10 @@ def test_model_is_read_back_and_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_only_answers_that_were_late_raise_the_suggested_deadline() -> None:
     def suggested(reason: str) -> float:
-        history = RunHistory(small_model())
+        totals = RunTotals()
         for number in range(1, 11):
-            history.record(
-                record(round=number, rtt_s=[1.0, None], reason=[None, reason]), small_model()
-            )
-        return float(history.summary(three_arms(), None, tau_max_s=4.0)["suggested_tau_max_s"])
+            totals.count(record(round=number, rtt_s=[1.0, None], reason=[None, reason]))
+        return float(totals.summary(three_arms(), None, tau_max_s=4.0)["suggested_tau_max_s"])
 
     assert suggested("client error: ValueError: no") == 1.5
     assert suggested("connection lost") == 1.5
@@ -265,13 +284,13 @@ def test_round_log_speaks_of_evaluated_rounds_and_breaks_long_silences(
     monkeypatch.setattr(
         "flower_scheduling.server.monitoring.console.time.monotonic", lambda: now_s[0]
     )
-    log = RoundLog()
+    log = ConsoleLog()
     with caplog.at_level(logging.INFO, logger=LOGGER.name):
-        log(record(round=1), small_model())
-        log(record(round=2), small_model())
-        log(record(round=3, accuracy=0.5), small_model())
+        log.on_round(record(round=1), small_model())
+        log.on_round(record(round=2), small_model())
+        log.on_round(record(round=3, accuracy=0.5), small_model())
         now_s[0] += 10.0
-        log(record(round=4, rtt_s=[None, None], reason=["timeout"] * 2), small_model())
+        log.on_round(record(round=4, rtt_s=[None, None], reason=["timeout"] * 2), small_model())
     assert [r.getMessage() for r in caplog.records] == [
         "round 1: 1.5 s, 3 clients available, slowest a 1.500 s, 1 of 2 failed",
         "round 3: 1.5 s, 3 clients available, accuracy 0.5000, slowest a 1.500 s, 1 of 2 failed",

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 from flwr.app import Context, RecordDict, UserConfig
 from flwr.serverapp import ServerApp
 
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.extras import require_extra
 from flower_scheduling.loading import load_object
 from flower_scheduling.strategies.flower import LOGGER, RoundHook
 
-from ..app import check_settings, create_app
-from ..cli.options import stoppable
+from ..app import create_app, prepare_run
+from ..callbacks import RoundCallback, RunEnd
 from ..monitoring.alarms import AlarmLog
-from ..monitoring.console import RoundLog
-from ..monitoring.presence import PresenceWriter
-from ..monitoring.status import RunStatus
+from ..monitoring.console import ConsoleLog
+from ..monitoring.live_file import LiveFile
+from ..monitoring.status import ServerStatus
 from ..page.process import page_process
+from ..runs.directory import ensure_empty, lock_run
 from ..settings.fleet import FleetConfig
 from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
+from .signals import stoppable
 
 
 def run_fleet(
@@ -57,25 +59,26 @@ def run_fleet(
     KeyboardInterrupt
         If stopped by a signal, after everything was written and the clients were told.
     """
+    for key in ("metrics", "page"):
+        if getattr(config, key):
+            require_extra(f"--{key}", "page")
     run_config: UserConfig = dict(config.server_config().to_mapping())
-    credentials: grpc.ServerCredentials | None = None
-    if config.tls:
-        credentials = server_credentials(Path(config.tls))
-    summaries: list[dict[str, Any]] = []
+    credentials = server_credentials(Path(config.tls)) if config.tls else None
     alarm_log = AlarmLog()
-    status = RunStatus(None if config.app else config.rounds, alarm_log)
+    status = ServerStatus(None if config.app else config.rounds, alarm_log)
+    outcome = _Outcome()
     if config.app:
         server_app = load_object(config.app, ServerApp, "app")
         run_config = app_config(Path())
     else:
-        check_settings(config.server_config(), resume=resume)  # before anybody can connect
+        prepared = prepare_run(config)  # refuses bad settings before a client can connect
+        _check_run_dir(Path(config.run_dir), resume=resume)
+        live_file = LiveFile(lambda: status.connections(grid))
         server_app = create_app(
-            hooks=(RoundLog(), *hooks),
-            settings=config.to_mapping(),
+            lambda: [outcome, live_file, status, ConsoleLog(), alarm_log],
+            hooks=hooks,
+            prepared=prepared,
             resume=resume,
-            alarm_log=alarm_log,
-            on_strategy=status.watch,
-            on_summary=summaries.append,
         )
     deny_list = DenyList(config.deny_list)
     grid = StreamGrid(
@@ -95,32 +98,55 @@ def run_fleet(
         state=RecordDict(),
         run_config=run_config,
     )
-    with ExitStack() as stack:
-        stack.enter_context(grid)
+    with grid, _metrics(config.metrics, partial(status.snapshot, grid)):
         host = config.address.rpartition(":")[0]
         LOGGER.info("listening on %s:%d%s", host, grid.port, "" if credentials else ", no TLS")
-        if config.metrics:
-            from ..monitoring.prometheus import metrics_server
-
-            metrics = stack.enter_context(
-                metrics_server(config.metrics, partial(status.snapshot, grid))
-            )
-            host = config.metrics.rpartition(":")[0]
-            LOGGER.info("metrics at http://%s:%d/metrics", host, metrics.port)
-        stack.enter_context(page_process(Path(config.run_dir), config.page))
-        if config.run_dir and not config.app:
-            presence = partial(status.presence, grid)
-            stack.enter_context(PresenceWriter(Path(config.run_dir), presence))
-        stack.enter_context(stoppable())
-        try:
-            server_app(grid, context)
-        except Exception as error:
-            if not config.app:
-                raise
-            LOGGER.error("the ServerApp failed", exc_info=error)  # whose code we do not know
-            raise AppFailed(f"{config.app} raised {type(error).__name__}: {error}") from None
-    if summaries and 0 < summaries[-1]["rounds"] == summaries[-1]["rounds_without_step"]:
+        with page_process(Path(config.run_dir), config.page), stoppable():
+            _run_app(server_app, config.app, grid, context)
+    if outcome.no_step:
         raise AppFailed("no round has changed the model: see the reasons in the log")
+
+
+class _Outcome(RoundCallback):
+    """Keeps whether a run went through rounds none of which changed the model."""
+
+    no_step = False
+
+    def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
+        self.no_step = 0 < summary["rounds"] == summary["rounds_without_step"]
+
+
+def _check_run_dir(run_dir: Path, *, resume: bool) -> None:
+    """Refuse a run directory that another process writes, or that is not new where it must be."""
+    if resume:
+        lock_run(run_dir).release()
+    else:
+        ensure_empty(run_dir)
+
+
+def _run_app(server_app: ServerApp, path: str, grid: StreamGrid, context: Context) -> None:
+    """Run a ServerApp; a fault of one whose code is not ours, ``path``, is one line."""
+    try:
+        server_app(grid, context)
+    except Exception as error:
+        if not path:
+            raise
+        LOGGER.error("the ServerApp failed", exc_info=error)
+        raise AppFailed(f"{path} raised {type(error).__name__}: {error}") from None
+
+
+@contextmanager
+def _metrics(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Serve Prometheus metrics, where an address is given."""
+    if not address:
+        yield
+        return
+    from ..monitoring.prometheus import metrics_server
+
+    with metrics_server(address, snapshot) as metrics:
+        host = address.rpartition(":")[0]
+        LOGGER.info("metrics at http://%s:%d/metrics", host, metrics.port)
+        yield
 
 
 class AppFailed(ChildProcessError):

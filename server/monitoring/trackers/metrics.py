@@ -1,19 +1,18 @@
-"""A round as named numbers: the same names for every tracker."""
+"""The metrics of a round: the same names for every tracker."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 
-from flower_scheduling.strategies.flower import RoundRecord, failure_kind
+from flower_scheduling.strategies.flower import RoundRecord
 
-from ..runs.totals import Tallies
+from ...runs.totals import RunTotals
 
 METRICS: Final[Mapping[str, str]] = {
     "round/time_s": "End of the round since the run began [s]",
@@ -47,42 +46,33 @@ Floats = Sequence[float] | None
 
 
 class RoundMetrics:
-    """Turn records into numbers; what is unknown or not finite is left out.
+    """Turns records into metrics; what is unknown or not finite is left out.
 
     Parameters
     ----------
+    totals : RunTotals
+        The run's rounds, counted up to the record that is turned into metrics.
     floors, queues : callable
         Return the floor and the virtual queue of each arm, or ``None``.
-    before : Tallies
-        The rounds of an earlier part of the run.
     """
 
     def __init__(
-        self, floors: Callable[[], Floats], queues: Callable[[], Floats], before: Tallies
+        self, totals: RunTotals, floors: Callable[[], Floats], queues: Callable[[], Floats]
     ) -> None:
+        self.totals = totals
         self._floors, self._queues = floors, queues
-        self._failures = sum((tally.failures for tally in before), Counter[str]())
-        self._selections = np.array([tally.selections for tally in before], dtype=np.int64)
 
     def of_earlier(self) -> RoundMetrics:
-        """Return what turns records of an earlier part into the same numbers, from round 1 on.
+        """Return what turns records of an earlier part of the run into metrics, from round 1 on.
 
         Their floors are the present ones, where there were no fewer clients, and their queues
-        those that the records hold.
+        those that the records hold. The totals, which are its own, are the caller's to count.
         """
         floors = self._floors()
-        return RoundMetrics(lambda: floors, lambda: None, Tallies())
-
-    def count(self, record: RoundRecord) -> None:
-        """Take note of a round whose numbers nobody wants."""
-        self._failures.update(failure_kind(reason) for reason in record.reason if reason)
-        if (missing := record.num_arms - len(self._selections)) > 0:
-            self._selections = np.pad(self._selections, (0, missing))
-        np.add.at(self._selections, record.selected, 1)
+        return RoundMetrics(RunTotals(), lambda: floors, lambda: None)
 
     def __call__(self, record: RoundRecord) -> dict[str, float]:
-        """Return the numbers of a round; this or :meth:`count` once for each, in order."""
-        self.count(record)
+        """Return the metrics of the round that the totals counted last."""
         waited_s = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
         completed_s = {result.arm: result.rtt_s for result in record.results if result.completed}
         rtt_s = _known(completed_s.values())
@@ -105,7 +95,7 @@ class RoundMetrics:
             "model/accuracy": record.accuracy,
             "model/loss": record.loss,
             **self._owed(record),
-            **{f"failures/{kind}": count for kind, count in self._failures.items()},
+            **{f"failures/{kind}": count for kind, count in self.totals.failures.items()},
         }
         if record.num_arms <= MOST_CLIENTS:
             for result in record.results:
@@ -118,7 +108,8 @@ class RoundMetrics:
         queues = self._queues() if record.queue is None else record.queue
         shortfall = None
         if floors is not None and len(floors) <= record.num_arms:
-            shares = self._selections[: len(floors)] / record.round
+            counts = self.totals.arms[: len(floors)]
+            shares = np.array([counted.selected for counted in counts]) / record.round
             shortfall = float(np.max(np.asarray(floors) - shares, initial=0.0))
         return {
             "floors/worst_shortfall": shortfall,

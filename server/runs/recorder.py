@@ -1,0 +1,56 @@
+"""The recorder of a run: writes its run directory and counts its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord
+
+from flower_scheduling.strategies.flower import RoundRecord
+
+from ..callbacks import RoundCallback, Run, RunEnd
+
+
+class RunRecorder(RoundCallback):
+    """Writes rounds, arms, models and summary, and counts in the totals what was written.
+
+    To be the innermost callback: the others see each round in totals and run directory.
+    """
+
+    def on_start(self, run: Run) -> None:
+        """Take the run."""
+        self._run = run
+        self._latest: tuple[RoundRecord, ArrayRecord] | None = None
+
+    def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Write a round, and count it."""
+        self._latest = record, arrays
+        if (directory := self._run.directory) is not None:
+            # The arms first: a reader of a round finds its clients in the list.
+            self._write_arms()
+            directory.write_round(record, arrays)
+        self._count_latest()
+
+    def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
+        """Write arms, summary and the last model."""
+        run, directory = self._run, self._run.directory
+        if directory is None:
+            return
+        if self._latest is not None:  # an interrupt may have come between writing and counting
+            written = directory.count_rounds()
+            if run.totals.rounds < self._latest[0].round <= written:
+                self._count_latest()
+        self._write_arms()
+        directory.write_summary(run.summary())
+        directory.write_model("last", run.arrays)
+
+    def _write_arms(self) -> None:
+        run = self._run
+        assert run.directory is not None
+        run.directory.note_arms(run.strategy.arms.arms, run.strategy.floors)
+
+    def _count_latest(self) -> None:
+        assert self._latest is not None
+        record, self._run.arrays = self._latest
+        self._run.totals.count(record)
