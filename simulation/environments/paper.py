@@ -11,9 +11,11 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_scheduling.client.link.model import ComputeModel, LinkModel, RoundTimeLaw
+from flower_scheduling.client.link.model import ComputeModel, LinkModel
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies.base import BoolArray, FloatArray, check_count, check_real
+
+from ..theory.round_time_law import RoundTimeLaw
 
 # Independent streams of random numbers: setting an availability does not move the latencies.
 _PLACEMENT: Final = 0

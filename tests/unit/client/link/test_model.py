@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from flower_scheduling.client.link.model import ComputeModel, LinkModel, RoundTimeLaw
+from flower_scheduling.client.link.model import ComputeModel, LinkModel
+from flower_scheduling.simulation.theory.round_time_law import RoundTimeLaw
 
 LINK = LinkModel()
 
@@ -209,7 +210,7 @@ def test_means_do_not_depend_on_blocks(monkeypatch):
     distance_m = np.linspace(10, 500, 12).reshape(3, 4)
     law = RoundTimeLaw(LINK, ComputeModel(), distance_m)
     means, survival = law.truncated_mean_s(5.0), law.survival([0.2])
-    monkeypatch.setattr("flower_scheduling.client.link.model._VALUES_PER_BLOCK", 1)
+    monkeypatch.setattr("flower_scheduling.simulation.theory.round_time_law._VALUES_PER_BLOCK", 1)
     assert np.array_equal(law.truncated_mean_s(5.0), means)
     assert law.survival([0.2]) == pytest.approx(survival, abs=1e-14)
 
