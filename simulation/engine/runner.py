@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from flower_scheduling.server.app import build_strategy, create_app
 from flower_scheduling.server.runs.directory import TRUTH, load_model, read_rounds, write_whole
 from flower_scheduling.server.runs.resume import has_model
 from flower_scheduling.strategies import POLICIES, check_feasibility, parse_floors
-from flower_scheduling.strategies.flower import RoundHook, RoundRecord
+from flower_scheduling.strategies.flower import LOGGER, RoundHook, RoundRecord
 
 from ..settings import SimulationConfig
 from .virtual_grid import VirtualGrid
@@ -69,8 +70,6 @@ class Simulation:
 
         build_strategy(config)  # refuses bad settings before any work is done
         torch.set_num_threads(1)  # small batches: threads cost more than they bring
-        # Flower logs several lines a round, which costs as much time as the round itself.
-        logging.getLogger("flwr").setLevel(logging.ERROR)
         self.config = config
         labels = load_mnist(config.data_dir or None).train_labels.numpy()
         partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
@@ -130,7 +129,8 @@ class Simulation:
             state=RecordDict(),
             run_config=run_config,
         )
-        server_app(grid, context)
+        with _quiet_flower():
+            server_app(grid, context)
         summary = summaries[-1]
         if resume:  # with what was before
             names = [arm["name"] for arm in summary["arms"]]
@@ -162,3 +162,20 @@ class Simulation:
         if not feasibility.feasible:
             names = [f"client-{arm + 1}" for arm in range(config.num_clients)]
             raise ConfigError("fairness", config.fairness, feasibility.message(names))
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Drop what Flower itself logs below an error, while our loggers keep their level.
+
+    Flower logs several lines a round, which costs as much time as the round itself.
+    """
+    flower = logging.getLogger("flwr")
+    levels = flower.level, LOGGER.level
+    LOGGER.setLevel(LOGGER.getEffectiveLevel())
+    flower.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        flower.setLevel(levels[0])
+        LOGGER.setLevel(levels[1])
