@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from flower_scheduling.strategies.base import FloatArray
 
+from ..plots import BLUE, GREEN, GREY, INK, ORANGE, themed_svg
 from ..wording import percent, plain, seconds
 from .run_statistics import PARTS, ClientStory, Story
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK: Final = "#010203"
-"""Stands for the page's text colour until the figure is written."""
-_GREY: Final = "#808080"
-_MAIN: Final = "#4a8fd9"
-_SECOND: Final = "#d9822b"
-_PART_COLOURS: Final = ("#4a8fd9", "#d9822b", "#3f9f6b")
-_STYLE: Final = (
-    b"<style>svg{color:#1c1c1c}@media (prefers-color-scheme:dark){svg{color:#e6e4e0}}</style>"
-)
-_WIDTH: Final = 5.4
+_PART_COLOURS: Final = (BLUE, ORANGE, GREEN)
 _HEIGHT: Final = 3.0
 _MAX_POINTS: Final = 1000
+# Up to so many rounds each one is drawn. Longer runs are drawn in so many stretches, of so many
+# rounds at least.
 _EACH_ROUND: Final = 300
-"""Up to so many rounds each one is drawn."""
 _STRETCHES: Final = 150
 _STRETCH_ROUNDS: Final = 10
-"""Longer runs are drawn in so many stretches, of so many rounds at least."""
-_SPREAD_OUT: Final = 8.0
-"""Above this ratio of longest to median the lengths of rounds are drawn on a logarithmic scale."""
+# Above this ratio of longest to median the lengths of rounds are drawn on a logarithmic scale.
+_LOGARITHMIC: Final = 8.0
 _NEGLIGIBLE: Final = 0.001
 _MAX_BARS: Final = 25
 _MAX_ROWS: Final = 40
+# A heat map is as high as so many rows, for the scale beside it.
 _FEWEST_ROWS: Final = 7
-"""A heat map is as high as so many rows, for the scale beside it."""
 _LONGEST_NAME: Final = 22
 
 
@@ -119,9 +110,9 @@ def _accuracy(story: Story, target: float | None) -> ReportFigure:
 
     def draw(x: FloatArray, label: str) -> Callable[[Axes], None]:
         def onto(axes: Axes) -> None:
-            axes.plot(x, accuracy, color=_MAIN, marker="." if len(x) < 50 else None)
+            axes.plot(x, accuracy, color=BLUE, marker="." if len(x) < 50 else None)
             if target is not None:
-                axes.axhline(target, color=_INK, linewidth=1, linestyle=":")
+                axes.axhline(target, color=INK, linewidth=1, linestyle=":")
             axes.set_xlabel(label)
             axes.set_ylabel("test accuracy")
 
@@ -149,23 +140,23 @@ def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
     stretches = min(_STRETCHES, max(1, len(round_s) // _STRETCH_ROUNDS))
     edges = np.linspace(0, len(round_s), stretches + 1).round().astype(int)
     near = longest > 0.3 * tau_max_s
-    spread_out = longest > _SPREAD_OUT * middle > 0.0
+    spread_out = longest > _LOGARITHMIC * middle > 0.0
 
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import LogLocator, NullLocator
 
         if every:
-            axes.plot(numbers, round_s, ".", markersize=4, color=_MAIN, label="round")
+            axes.plot(numbers, round_s, ".", markersize=4, color=BLUE, label="round")
             width = max(1, min(25, len(round_s) // 4)) | 1
-            axes.plot(numbers, _running_median(round_s, width), color=_SECOND, label="median")
+            axes.plot(numbers, _running_median(round_s, width), color=ORANGE, label="median")
         else:
             parts = [round_s[a:b] for a, b in pairwise(edges)]
             where = (edges[:-1] + edges[1:] + 1) / 2
             medians, most = ([f(part) for part in parts] for f in (np.median, np.max))
-            axes.plot(where, most, color=_SECOND, linewidth=1, label="longest")
-            axes.plot(where, medians, color=_MAIN, label="median")
+            axes.plot(where, most, color=ORANGE, linewidth=1, label="longest")
+            axes.plot(where, medians, color=BLUE, label="median")
         if near:
-            axes.axhline(tau_max_s, color=_INK, linewidth=1, linestyle=":", label="deadline")
+            axes.axhline(tau_max_s, color=INK, linewidth=1, linestyle=":", label="deadline")
         if spread_out:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -212,11 +203,11 @@ def _stragglers(story: Story) -> ReportFigure:
     names = _names(worst)
 
     def lost(axes: Axes) -> None:
-        _bars(axes, names, [client.lost_s for client in worst], _MAIN)
+        _bars(axes, names, [client.lost_s for client in worst], BLUE)
         axes.set_xlabel("time lost [s]")
 
     def often(axes: Axes) -> None:
-        _bars(axes, names, [client.slowest / client.selections for client in worst], _SECOND)
+        _bars(axes, names, [client.slowest / client.selections for client in worst], ORANGE)
         axes.set_xlabel("share of its rounds in which it was the slowest")
         axes.set_xlim(0, 1)
 
@@ -252,17 +243,17 @@ def _shares(story: Story) -> ReportFigure:
     many = len(clients) > _MAX_ROWS
 
     def by_name(axes: Axes) -> None:
-        _bars(axes, names, shares, _MAIN)
+        _bars(axes, names, shares, BLUE)
         if some:
             places = np.arange(len(clients))
             marks = [floor or 0.0 for floor in floors]
-            axes.vlines(marks, places - 0.4, places + 0.4, color=_INK, linewidth=2)
+            axes.vlines(marks, places - 0.4, places + 0.4, color=INK, linewidth=2)
         axes.set_xlabel("share of rounds")
 
     def by_rank(axes: Axes) -> None:
         order = np.argsort(-shares, kind="stable")
         places = np.arange(1, len(clients) + 1)
-        axes.plot(places, shares[order], color=_MAIN, label="share")
+        axes.plot(places, shares[order], color=BLUE, label="share")
         if some:
             marks = np.array([floor or 0.0 for floor in floors])[order]
             some_of_them = slice(None, None, -(-len(clients) // _MAX_POINTS))
@@ -271,7 +262,7 @@ def _shares(story: Story) -> ReportFigure:
                 marks[some_of_them],
                 ".",
                 markersize=2,
-                color=_INK,
+                color=INK,
                 label="floor",
             )
         axes.set_ylim(bottom=0)
@@ -334,7 +325,7 @@ def _heat(story: Story) -> ReportFigure:
         axes.grid(False)
         axes.set_xlabel("round")
         bar = axes.figure.colorbar(image, ax=axes, label="share of rounds")
-        bar.outline.set_edgecolor(_GREY)
+        bar.outline.set_edgecolor(GREY)
 
     who = (
         "One row a client"
@@ -391,8 +382,8 @@ def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
             begin += width
         rest = medians - begin
         if (rest > _NEGLIGIBLE * medians).any():
-            axes.barh(places, rest, left=begin, color=_GREY, label="not told")
-        axes.hlines(places, ends[0], ends[1], color=_INK, linewidth=1.2)
+            axes.barh(places, rest, left=begin, color=GREY, label="not told")
+        axes.hlines(places, ends[0], ends[1], color=INK, linewidth=1.2)
         _name_rows(axes, names)
         axes.set_xlim(left=0)
         axes.set_xlabel("round trip [s]")
@@ -443,48 +434,9 @@ def _picture(
     legend : bool
         Whether there is one, above the axes.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    look: dict[Any, Any] = {
-        "font.size": 10,
-        "svg.fonttype": "none",
-        "svg.hashsalt": alt,
-        "text.parse_math": False,  # names are text, whatever is in them
-        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
-        "axes.edgecolor": _GREY,
-        "axes.facecolor": "none",
-        "figure.facecolor": "none",
-        "savefig.facecolor": "none",
-        "legend.frameon": False,
-        "grid.color": _GREY,
-        "grid.alpha": 0.3,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(look), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # browsers have other fonts
-        height = max(1.5, 0.24 * rows + 0.9) if rows else _HEIGHT
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        axes.grid(axis="x" if rows else "both")
-        draw(axes)
-        if legend:
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    return Picture(_themed(buffer.getvalue()), alt)
-
-
-def _themed(svg: bytes) -> bytes:
-    """Let the text of a figure take the colour that the reader's scheme wants."""
-    head, tag, rest = svg.partition(b"<svg ")
-    opening, end, body = rest.partition(b">")
-    return head + tag + opening + end + _STYLE + body.replace(_INK.encode(), b"currentColor")
+    height = max(1.5, 0.24 * rows + 0.9) if rows else _HEIGHT
+    svg = themed_svg(draw, alt, height=height, grid="x" if rows else "both", legend=legend)
+    return Picture(svg, alt)
 
 
 def _bars(
