@@ -25,7 +25,7 @@ from flower_scheduling.server.runs.directory import default_run_dir, file_name, 
 from flower_scheduling.server.runs.resume import resumed_settings
 from flower_scheduling.server.settings.run import idle_settings
 
-from .benchmark.cli import league
+from .benchmark.cli import benchmark
 from .paper.cli import paper, paper_page
 from .progress import RunProgress
 from .replay import replay_command
@@ -137,7 +137,8 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
     _run(configs, base, as_json)
 
 
-cli.add_command(league)
+cli.add_command(benchmark)
+cli.add_command(benchmark, "benchmark")
 cli.add_command(paper)
 cli.add_command(paper_page)
 cli.add_command(replay_command)

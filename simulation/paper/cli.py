@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.errors import did_you_mean
-from flower_scheduling.server.cli.options import stoppable
 
-from ..job_progress import PieceProgress, fetch_data
-from ..jobs import compute_all
+from ..job_progress import fetch_data, processes_option, run_shown
 from .claims import Claim, judge
-from .figures import FIGURES, Results, pieces_of, write_figure
+from .figures import FIGURES, Results, jobs_of, write_figure
 from .html_report import load_results, page, results_of, shown, write_report
 from .settings import PaperConfig
 
@@ -41,13 +38,7 @@ def _figure_help() -> str:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of results; taken up where it was left.  [default: runs/paper, runs/paper-quick]",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    default=os.cpu_count() or 1,
-    show_default="all cores",
-    help="Processes; results do not depend on it.",
-)
+@processes_option
 def paper(
     names: Sequence[str],
     quick: bool,
@@ -77,14 +68,10 @@ def paper(
     out.mkdir(parents=True, exist_ok=True)
     # A figure by itself may have other settings than the report: it must not mix with it.
     shown_in = out / "single" if names else out
-    pieces = pieces_of(wanted, config)
-    if any(piece.name.startswith("train-") for piece in pieces):
+    jobs = jobs_of(wanted, config)
+    if any(job.name.startswith("train-") for job in jobs):
         fetch_data()
-    with stoppable(), PieceProgress(Console(stderr=True), pieces) as progress:
-        arrays = compute_all(
-            pieces, out / "pieces", num_processes=processes, on_done=progress.update
-        )
-    results = Results(config, arrays)
+    results = Results(config, run_shown(jobs, out, processes))
     figures = [FIGURES[name].show(results) for name in wanted]
     paths = [
         path

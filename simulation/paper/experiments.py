@@ -14,7 +14,7 @@ from flower_scheduling.strategies.base import FloatArray
 
 from ..engine.study import SEEDS_PER_CHUNK, Contender, drop, run_chunk
 from ..environments.paper import Environment
-from ..jobs import Arrays, Piece
+from ..jobs import Arrays, Job
 from ..theory.optimum import (
     MAX_EXACT_ARMS,
     best_fixed_set,
@@ -85,8 +85,8 @@ class StudyPlan:
     floors: tuple[float, ...] | None = None
     availability: float = 1.0
 
-    def pieces(self) -> list[Piece]:
-        """Return its chunks of drops."""
+    def jobs(self) -> list[Job]:
+        """Return one job per chunk of drops."""
         num_arms = self.environment.keywords["num_arms"]
         chunks = range(math.ceil(self.num_drops / SEEDS_PER_CHUNK))
         # Measured: some microseconds per policy and round, and 4 ns per number that it handles.
@@ -96,13 +96,13 @@ class StudyPlan:
         if self.floors is not None and num_arms > MAX_EXACT_ARMS:
             cost_s += 2.0 * rows
         return [
-            Piece(f"{self.name}-{chunk:03}", partial(_compute_chunk, self, chunk), cost_s)
+            Job(f"{self.name}-{chunk:03}", partial(_compute_chunk, self, chunk), cost_s)
             for chunk in chunks
         ]
 
     def curves(self, results: Mapping[str, Arrays]) -> StudyCurves:
         """Join the chunks."""
-        parts = [results[piece.name] for piece in self.pieces()]
+        parts = [results[job.name] for job in self.jobs()]
         joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         return StudyCurves(self, checkpoints(self.num_rounds), joined)
 
@@ -118,7 +118,7 @@ class StudyCurves:
     rounds : (num_checkpoints,) int64
         The checkpoints.
     arrays : dict
-        Results of the pieces.
+        Results of the jobs, joined.
     """
 
     plan: StudyPlan
@@ -377,11 +377,11 @@ class TrainingPlan:
     num_seeds: int
     seed: int
 
-    def pieces(self) -> list[Piece]:
-        """Return one piece per policy and seed."""
+    def jobs(self) -> list[Job]:
+        """Return one job per policy and seed."""
         num_rounds = int(self.settings["rounds"])
         return [
-            Piece(
+            Job(
                 self._name(label, seed),
                 partial(_train, {**self.settings, **policy, "seed": self.seed + seed}),
                 num_rounds / (60.0 if policy["strategy"] == "local-accuracy" else 2500.0) + 3.0,

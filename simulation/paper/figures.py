@@ -13,7 +13,8 @@ import numpy as np
 
 from flower_scheduling.strategies.base import FloatArray
 
-from ..jobs import Arrays, Piece
+from .. import plots
+from ..jobs import Arrays, Job
 from ..theory.estimate import mean_and_half_width, ratio_of_means
 from ..theory.regret import cs_ucb_bound_s, cs_ucb_q_bound_s
 from .experiments import (
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-"""Line styles in turn: told apart without colour, and where curves coincide."""
+# Numbers of drops of the figure that shows how evidence grows; all of them besides.
 _EVIDENCE: Final = (20, 100, 500)
-"""Numbers of drops of the figure that shows how evidence grows; all of them besides."""
 
 
 @dataclass(frozen=True)
@@ -532,10 +531,10 @@ FIGURES: Final[Mapping[str, FigureSpec]] = {
 """By name, in the order of the report: the paper's seven, then ours."""
 
 
-def pieces_of(names: Sequence[str], config: PaperConfig) -> list[Piece]:
-    """Return what has to be computed for some figures, each piece once."""
+def jobs_of(names: Sequence[str], config: PaperConfig) -> list[Job]:
+    """Return the jobs that some figures need, each once."""
     plans = {plan.name: plan for name in names for plan in FIGURES[name].plans(config)}
-    return [piece for plan in plans.values() for piece in plan.pieces()]
+    return [job for plan in plans.values() for job in plan.jobs()]
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -639,17 +638,11 @@ def write_figure(
     list of Path
         The files.
     """
-    import matplotlib
-
     folder.mkdir(parents=True, exist_ok=True)
     data_folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{data.name}.{kind}" for kind in ("png", "svg")]
-    # Fixed ids and no date: the same numbers give the same files.
-    with matplotlib.rc_context({"svg.hashsalt": data.name, "font.size": 9}):
-        figure = _draw(data, mark)
-        for path in paths:
-            metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-            figure.savefig(path, dpi=120, metadata=metadata)
+    with plots.look(data.name, **{"font.size": 9}):
+        plots.save(_draw(data, mark), *paths)
     paths.append(data_folder / f"{data.name}.csv")
     with paths[-1].open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -668,19 +661,14 @@ def _rows(data: FigureData) -> Iterator[tuple[object, ...]]:
 
 
 def _draw(data: FigureData, mark: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = 2 if len(data.panels) == 4 else min(3, len(data.panels))
     rows = -(-len(data.panels) // columns)
-    # Figures of their own, not pyplot's: no display, no global state.
-    figure = Figure(figsize=(max(6.0, 4.6 * columns), 3.6 * rows + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    size = (max(6.0, 4.6 * columns), 3.6 * rows + 0.8)
+    figure, axes = plots.new_figure(size, rows, columns)
     labels = dict.fromkeys(curve.label for panel in data.panels for curve in panel.curves)
     looks = {
         label: (f"C{number % 10}", style)
-        for (number, label), style in zip(enumerate(labels), cycle(_STYLES), strict=False)
+        for (number, label), style in zip(enumerate(labels), cycle(plots.LINE_STYLES), strict=False)
     }
     for panel, where in zip(data.panels, axes, strict=False):
         _draw_panel(panel, where, looks)
