@@ -1,4 +1,4 @@
-"""Command line of the simulation: ``python -m simulation``."""
+"""Command line of the simulation."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from .report.cli import report_command
 from .settings import SCENARIOS, SimulationConfig
 from .watch import watch
 
+# What ``compare`` runs by default, per scenario: the paper's lists.
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
     "non-ideal": "cs-ucb-q,modified-cs-ucb,random,round-robin,local-accuracy",
 }
-"""What ``compare`` runs by default, per scenario: the paper's lists."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,14 +98,14 @@ def cli(
     config = _resolve(flags)
     run_dir = Path(config.run_dir or default_run_dir(config.strategy))
     refuse_used(run_dir)
-    _tell_idle(flags, [config.strategy])
+    _warn_of_idle(flags, [config.strategy])
     with _page(run_dir, page):
         _run([config.changed(run_dir=str(run_dir))], run_dir, as_json)
 
 
 @contextmanager
 def _page(run_dir: Path, address: str | None) -> Iterator[None]:
-    """Show a run while it goes, and when it has ended until somebody stops that."""
+    """Serve the page of a run while it goes, and after its end until Ctrl-C."""
     if address is None:
         yield
         return
@@ -133,7 +133,7 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
         raise click.UsageError("--strategies names a policy twice")
     base = Path(config.run_dir or default_run_dir("compare"))
     configs = [config.changed(strategy=name, run_dir=str(base / file_name(name))) for name in names]
-    _tell_idle(flags, names)
+    _warn_of_idle(flags, names)
     _run(configs, base, as_json)
 
 
@@ -146,8 +146,8 @@ cli.add_command(report_command)
 cli.add_command(watch)
 
 
-def _tell_idle(flags: dict[str, Any], policies: list[str]) -> None:
-    """Say which of the given settings have no effect."""
+def _warn_of_idle(flags: dict[str, Any], policies: list[str]) -> None:
+    """Print a warning for each of the given settings that has no effect."""
     for line in idle_settings(given_settings(flags), policies):
         click.echo(f"warning: {line}", err=True)
 
@@ -162,7 +162,7 @@ def _resolve(flags: dict[str, Any]) -> SimulationConfig:
 def _run(
     configs: list[SimulationConfig], folder: Path, as_json: bool, *, resume: bool = False
 ) -> None:
-    """Run one simulation after the other; leave figures in the folder and show the results."""
+    """Run simulations one after the other, draw figures into the folder and print the results."""
     if not resume:
         refuse_used(folder)
     from .engine.runner import Simulation

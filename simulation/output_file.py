@@ -1,4 +1,4 @@
-"""Files that commands write: never over what somebody else, or a run, has written."""
+"""Guard of the files that commands write: never over a file of a run, or one of another kind."""
 
 from __future__ import annotations
 

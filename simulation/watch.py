@@ -1,4 +1,4 @@
-"""``python -m simulation watch``: the page of a run directory, running or finished."""
+"""Command ``watch``: the page of a run directory, running or finished."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from flower_scheduling.server.cli.options import stoppable
 from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_token, serve_page
 
-from .environments.recorded_run import require_run
+from .environments.recorded import require_run
 from .output_file import refuse_other
 
 
@@ -60,11 +60,11 @@ def serve_until_stopped(run: Path, address: str) -> None:
     """
     console = Console(stderr=True)
 
-    def tell(url: str) -> None:
+    def print_url(url: str) -> None:
         console.print(f"page at {url} until Ctrl-C", highlight=False, soft_wrap=True, markup=False)
 
     try:
         with stoppable():
-            serve_page(run, address, page_token(address), threading.Event().wait, tell=tell)
+            serve_page(run, address, page_token(address), threading.Event().wait, tell=print_url)
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)

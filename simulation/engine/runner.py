@@ -1,4 +1,4 @@
-"""Run one simulation: real ServerApp, real ClientApps, real data, virtual time."""
+"""Simulation: real ServerApp, real ClientApps, real data, virtual time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .virtual_grid import VirtualGrid
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a simulation leaves behind.
+    """Result of a simulation.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class SimulationResult:
 
 
 class Simulation:
-    """A simulation that is ready to run: settings checked, data loaded and distributed.
+    """Simulation that is ready to run: settings checked, data loaded and distributed.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Simulation:
         hooks : sequence of callable
             Called after each round.
         resume : bool
-            Whether to go on with the run in ``run-dir``, whose last checkpoint decides where.
+            Whether to go on with the run in ``run-dir``, from its last checkpoint.
         """
         from flower_scheduling.client.app import create_client_app
 

@@ -1,4 +1,4 @@
-"""Who is available in a round and how long each arm takes, the same for every policy compared."""
+"""The paper's environment: availability and times of all arms, the same for every policy."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _MAX_ROUNDS_PER_BLOCK: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class RoundDraw:
-    """What happens to each arm in a round, whether or not it is selected.
+    """Draw of one round: availability, times and failures of all arms, selected or not.
 
     Attributes
     ----------
     available : (*batch, num_arms) bool
-        Who may be selected.
+        Arms that may be selected.
     download_s, compute_s, upload_s : (*batch, num_arms) float64, > 0
         Parts of the round-trip time of each arm, not limited by any deadline [s].
     failed : (*batch, num_arms) bool
         Arms that would not answer at all in this round.
     member : (*batch, num_arms) bool, optional
-        Who has joined; ``None``: everybody.
+        Arms that have joined; ``None``: all.
     """
 
     available: BoolArray
@@ -61,8 +61,8 @@ class RoundDraw:
         return total
 
 
-class Fleet(Protocol):
-    """What a study needs of an environment."""
+class StudyEnvironment(Protocol):
+    """Interface that a study needs of an environment."""
 
     num_arms: int
     batch_shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class Fleet(Protocol):
 
 
 class Environment:
-    """A fleet with random latencies, availability and failures.
+    """Environment of random latencies, availability and failures in the paper's cell.
 
     The draw of round t depends on the parameters, the seed and t alone: not on what was asked
     before, and so not on the policy. Rows of the batch are independent.

@@ -1,4 +1,4 @@
-"""``python -m simulation paper``: compute, draw, judge, report."""
+"""Commands ``paper`` and ``paper-page``: compute, draw, judge, report."""
 
 from __future__ import annotations
 

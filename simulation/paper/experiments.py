@@ -1,4 +1,4 @@
-"""What there is to compute: scheduling studies by chunks of drops, and training runs."""
+"""Experiments of the paper: scheduling studies by chunks of drops, and training runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..theory.optimum import (
     best_stationary_policy,
     mean_slowest_of_law,
 )
-from ..theory.regret import honest_regret_s, literal_regret_s, pseudo_regret_s, regret_s
+from ..theory.regret import best_set_regret_s, literal_regret_s, pseudo_regret_s, regret_s
 from .settings import PaperConfig
 
 __all__ = [
@@ -38,8 +38,8 @@ __all__ = [
     "training_plans",
 ]
 
+# Policies of the paper's figures in the ideal scenario.
 BASELINES: Final = ("cs-ucb", "random", "round-robin")
-"""Policies of the paper's figures in the ideal scenario."""
 _NUM_CHECKPOINTS: Final = 60
 
 
@@ -48,7 +48,7 @@ _NUM_CHECKPOINTS: Final = 60
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """One scheduling study: policies on the same draws.
+    """Plan of a scheduling study: policies on the same draws.
 
     Attributes
     ----------
@@ -109,12 +109,12 @@ class StudyPlan:
 
 @dataclass(frozen=True)
 class StudyCurves:
-    """What a study found, by label of the contender; a row per drop, a column per checkpoint.
+    """Results of a study by label: a row per drop, a column per checkpoint.
 
     Attributes
     ----------
     plan : StudyPlan
-        What was run.
+        The study's plan.
     rounds : (num_checkpoints,) int64
         The checkpoints.
     arrays : dict
@@ -162,7 +162,7 @@ class StudyCurves:
     def honest_s(self, label: str) -> FloatArray:
         """Return the regret against what the best schedule really takes [s]."""
         if self.plan.floors is None:
-            return honest_regret_s(self.time_s(label), self.rounds, self.arrays["best_set_s"])
+            return best_set_regret_s(self.time_s(label), self.rounds, self.arrays["best_set_s"])
         return regret_s(self.time_s(label), self.rounds, self.arrays["program_real_s"])
 
 
@@ -355,7 +355,7 @@ _Policies: TypeAlias = dict[str, dict[str, int | float | bool | str]]
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Training runs of several policies; those of one seed see the same draws.
+    """Plan of training runs of several policies; those of one seed see the same draws.
 
     Attributes
     ----------
@@ -364,7 +364,7 @@ class TrainingPlan:
     policies : mapping of str to mapping
         Label to its settings, ``strategy`` and others.
     settings : mapping
-        Common settings of ``python -m simulation``.
+        Their common settings, those of a simulation.
     num_seeds : int
         Runs of each policy.
     seed : int

@@ -1,4 +1,4 @@
-"""The figures: first what they show, as numbers, then drawing and CSV, the same for all."""
+"""Figures of the paper: each as numbers with intervals, then drawn and written as CSV."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _EVIDENCE: Final = (20, 100, 500)
 
 @dataclass(frozen=True)
 class Curve:
-    """Points with confidence intervals.
+    """Curve: points with confidence intervals.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
+    """Panel of a figure: one pair of axes.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class FigureData:
-    """What a figure shows.
+    """Figure as numbers: titles, caption and panels.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class FigureData:
 
 
 class Results:
-    """All that was computed, by plan; a study that was not computed cannot be asked for."""
+    """Results of all jobs, by plan; only a study that was computed can be asked for."""
 
     def __init__(self, config: PaperConfig, arrays: Mapping[str, Arrays]) -> None:
         self.config = config
@@ -275,8 +275,8 @@ def _non_ideal_accuracy(results: Results) -> FigureData:
         "non-ideal-accuracy",
         "Non-ideal scenario: test accuracy against rounds",
         f"{_training(plans['non-ideal'])} Two clients hold five digits each, the others one. Left "
-        f"they hold {config.large_share} and {config.small_share} examples, right everybody "
-        f"{config.equal_share}; the paper gives no sizes.",
+        f"they hold {config.large_share} and {config.small_share} examples, right "
+        f"{config.equal_share} each; the paper gives no sizes.",
         panels,
     )
 
@@ -464,12 +464,12 @@ def _evidence(results: Results) -> FigureData:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure that can be asked for.
+    """Figure that can be asked for, and the plans that it needs.
 
     Attributes
     ----------
     show : callable
-        Returns what it shows.
+        Returns the figure as numbers.
     plans : callable
         Returns the plans whose results it needs.
     summary : str
@@ -495,6 +495,7 @@ def _of_training(*names: str) -> Callable[[PaperConfig], list[TrainingPlan]]:
     return lambda config: [training_plans(config)[name] for name in names]
 
 
+# By name, in the order of the report: the paper's seven, then ours.
 FIGURES: Final[Mapping[str, FigureSpec]] = {
     "ideal-gap": FigureSpec(
         _ideal_gap, lambda c: [ideal_plan(c)], "gap and failed clients against rounds"
@@ -528,7 +529,6 @@ FIGURES: Final[Mapping[str, FigureSpec]] = {
         _evidence, lambda c: [ideal_plan(c)], "all policies with paired intervals"
     ),
 }
-"""By name, in the order of the report: the paper's seven, then ours."""
 
 
 def jobs_of(names: Sequence[str], config: PaperConfig) -> list[Job]:

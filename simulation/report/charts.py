@@ -1,4 +1,4 @@
-"""The figures of a report, as SVG that takes the colours of the page it is on."""
+"""Figures of a report as SVG in the colours of the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flower_scheduling.strategies.base import FloatArray
 
 from ..plots import BLUE, GREEN, GREY, INK, ORANGE, themed_svg
 from ..wording import percent, plain, seconds
-from .run_statistics import PARTS, ClientStory, Story
+from .run_statistics import PARTS, ClientStatistics, RunStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,14 +39,14 @@ _LONGEST_NAME: Final = 22
 
 @dataclass(frozen=True)
 class Picture:
-    """One pair of axes.
+    """Image of one pair of axes.
 
     Attributes
     ----------
     svg : bytes
         The image.
     alt : str
-        What it shows, for who does not see it.
+        Text in its place, for screen readers.
     """
 
     svg: bytes
@@ -55,7 +55,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """Pictures under one heading.
+    """Figure of a report: pictures under one heading.
 
     Attributes
     ----------
@@ -73,38 +73,38 @@ class ReportFigure:
     pictures: list[Picture]
 
 
-def draw_all(story: Story, *, tau_max_s: float, target: float | None) -> list[ReportFigure]:
+def draw_all(stats: RunStatistics, *, tau_max_s: float, target: float | None) -> list[ReportFigure]:
     """Draw all figures of a run, in the order of the report.
 
     Parameters
     ----------
-    story : Story
-        What happened.
+    stats : RunStatistics
+        The run in numbers.
     tau_max_s : float
         Deadline [s].
     target : float, optional
         Accuracy that was aimed at.
     """
     return [
-        _accuracy(story, target),
-        _lengths(story, tau_max_s),
-        _stragglers(story),
-        _shares(story),
-        _heat(story),
-        _round_trips(story, tau_max_s),
+        _accuracy(stats, target),
+        _lengths(stats, tau_max_s),
+        _stragglers(stats),
+        _shares(stats),
+        _heat(stats),
+        _round_trips(stats, tau_max_s),
     ]
 
 
 # --- what each shows ------------------------------------------------------------------------------
 
 
-def _accuracy(story: Story, target: float | None) -> ReportFigure:
+def _accuracy(stats: RunStatistics, target: float | None) -> ReportFigure:
     title = "Accuracy, against rounds and against time"
-    if not story.evaluations:
+    if not stats.evaluations:
         return ReportFigure("accuracy", title, "The model was not evaluated.", [])
-    shown = _thinned(story.evaluations)
+    shown = _thinned(stats.evaluations)
     rounds, times_s, accuracy = (np.array(column) for column in zip(*shown, strict=True))
-    last = story.evaluations[-1]
+    last = stats.evaluations[-1]
     aim = "" if target is None else f" Dotted: the target of {percent(target)}."
     alt = f"{percent(accuracy[0])} at first, {percent(last[2])} in round {last[0]}"
 
@@ -121,7 +121,7 @@ def _accuracy(story: Story, target: float | None) -> ReportFigure:
     return ReportFigure(
         "accuracy",
         title,
-        f"Test accuracy of the model on the server, {len(story.evaluations):,} evaluations.{aim}",
+        f"Test accuracy of the model on the server, {len(stats.evaluations):,} evaluations.{aim}",
         [
             _picture(draw(rounds, "round"), f"Test accuracy by round: {alt}."),
             _picture(
@@ -132,8 +132,8 @@ def _accuracy(story: Story, target: float | None) -> ReportFigure:
     )
 
 
-def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
-    round_s = story.round_s
+def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
+    round_s = stats.round_s
     numbers = np.arange(1, len(round_s) + 1)
     middle, longest = float(np.median(round_s)), float(round_s.max())
     every = len(round_s) <= _EACH_ROUND
@@ -188,14 +188,14 @@ def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
     )
 
 
-def _stragglers(story: Story) -> ReportFigure:
+def _stragglers(stats: RunStatistics) -> ReportFigure:
     title = "Time lost to stragglers"
-    worst = sorted(story.clients, key=lambda client: (-client.lost_s, -client.slowest))
+    worst = sorted(stats.clients, key=lambda client: (-client.lost_s, -client.slowest))
     worst = [client for client in worst if client.slowest][:_MAX_BARS]
-    if not story.compared:
+    if not stats.compared:
         return ReportFigure("stragglers", title, "No round had two clients to compare.", [])
-    total_s = float(story.round_s.sum())
-    several = sum(client.slowest > 0 for client in story.clients)
+    total_s = float(stats.round_s.sum())
+    several = sum(client.slowest > 0 for client in stats.clients)
     which = (
         f"The {len(worst)} of {several} clients that cost most. " if several > len(worst) else ""
     )
@@ -215,7 +215,7 @@ def _stragglers(story: Story) -> ReportFigure:
         "stragglers",
         title,
         f"{which}Time lost: how much shorter the rounds of each client would have been without it. "
-        f"Over all rounds that is {seconds(story.lost_s)} of {seconds(total_s)}.",
+        f"Over all rounds that is {seconds(stats.lost_s)} of {seconds(total_s)}.",
         [
             _picture(
                 lost,
@@ -233,8 +233,8 @@ def _stragglers(story: Story) -> ReportFigure:
     )
 
 
-def _shares(story: Story) -> ReportFigure:
-    clients = [client for client in story.clients if client.share is not None]
+def _shares(stats: RunStatistics) -> ReportFigure:
+    clients = [client for client in stats.clients if client.share is not None]
     floors = [client.floor for client in clients]
     some = any(floors)
     missed = sum(client.missed for client in clients)
@@ -291,22 +291,22 @@ def _shares(story: Story) -> ReportFigure:
     )
 
 
-def _heat(story: Story) -> ReportFigure:
-    known = [index for index, client in enumerate(story.clients) if client.joined]
+def _heat(stats: RunStatistics) -> ReportFigure:
+    known = [index for index, client in enumerate(stats.clients) if client.joined]
     order = sorted(
         known,
         key=lambda index: (
-            story.clients[index].median_s is None,
-            story.clients[index].median_s or 0.0,
+            stats.clients[index].median_s is None,
+            stats.clients[index].median_s or 0.0,
         ),
     )
     groups = [list(group) for group in np.array_split(order, min(_MAX_ROWS, len(order)))]
     single = len(groups) == len(order)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # nobody of a group had joined
-        rows = np.array([np.nanmean(story.heat[group], axis=0) for group in groups])
+        warnings.simplefilter("ignore", RuntimeWarning)  # no client of a group had joined
+        rows = np.array([np.nanmean(stats.heat[group], axis=0) for group in groups])
     if single:
-        labels = _names([story.clients[index] for index in order])
+        labels = _names([stats.clients[index] for index in order])
     else:
         labels = ["fastest", *[""] * (len(groups) - 2), "slowest"]
     first, last = (float(np.nanmean(row)) for row in (rows[0], rows[-1]))
@@ -316,7 +316,7 @@ def _heat(story: Story) -> ReportFigure:
             rows,
             aspect="auto",
             interpolation="nearest",
-            extent=(0.5, len(story.round_s) + 0.5, len(rows) - 0.5, -0.5),
+            extent=(0.5, len(stats.round_s) + 0.5, len(rows) - 0.5, -0.5),
             vmin=0.0,
         )
         axes.set_yticks(np.arange(len(rows)), labels)
@@ -327,7 +327,7 @@ def _heat(story: Story) -> ReportFigure:
         bar = axes.figure.colorbar(image, ax=axes, label="share of rounds")
         bar.outline.set_edgecolor(GREY)
 
-    who = (
+    rows_are = (
         "One row a client"
         if single
         else f"Each row is a group of some {len(order) // len(groups)} clients"
@@ -335,7 +335,8 @@ def _heat(story: Story) -> ReportFigure:
     return ReportFigure(
         "selections",
         "Who was selected when",
-        f"{who}, the fastest on top, who never answered at the bottom. Blank: not yet there.",
+        f"{rows_are}, the fastest on top, those that never answered at the bottom. Blank: not "
+        "yet there.",
         [
             _picture(
                 draw,
@@ -348,23 +349,23 @@ def _heat(story: Story) -> ReportFigure:
     )
 
 
-def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
+def _round_trips(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
     title = "Round trips, client by client"
-    known = [client for client in story.clients if client.times_s.size]
+    known = [client for client in stats.clients if client.times_s.size]
     if not known:
         return ReportFigure("round-trips", title, "No client ever answered in time.", [])
     slow = sorted(known, key=lambda client: -(client.median_s or 0.0))
     shown = slow
     which = ""
     if len(slow) > _MAX_BARS:
-        # Both ends: who holds the rounds up, and what would be possible.
+        # Both ends: clients that hold the rounds up, and what would be possible.
         shown = slow[: _MAX_BARS - 5] + slow[-5:]
         which = f"The {_MAX_BARS - 5} slowest and, below, the 5 fastest of {len(slow):,} clients. "
     names = _names(shown)
     medians = np.array([client.median_s or 0.0 for client in shown])
     ends = np.array([[client.quantile_s(level) or 0.0 for client in shown] for level in (0.1, 0.9)])
     splits = [client.split for client in shown]
-    told = any(split is not None for split in splits)
+    reported = any(split is not None for split in splits)
 
     def draw(axes: Axes) -> None:
         places = np.arange(len(shown))
@@ -382,16 +383,16 @@ def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
             begin += width
         rest = medians - begin
         if (rest > _NEGLIGIBLE * medians).any():
-            axes.barh(places, rest, left=begin, color=GREY, label="not told")
+            axes.barh(places, rest, left=begin, color=GREY, label="not reported")
         axes.hlines(places, ends[0], ends[1], color=INK, linewidth=1.2)
         _name_rows(axes, names)
         axes.set_xlim(left=0)
         axes.set_xlabel("round trip [s]")
 
     split = (
-        " Its colours are the parts that clients tell, computing and the emulated link, and the "
+        " Its colours are the parts that clients report, computing and the emulated link, and the "
         "network, which remains."
-        if told
+        if reported
         else ""
     )
     return ReportFigure(
@@ -405,7 +406,7 @@ def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
                 f"Round trips: the slowest client is {names[0]}, median {seconds(medians[0])}; the "
                 f"fastest {names[-1]}, {seconds(medians[-1])}; the deadline {seconds(tau_max_s)}.",
                 rows=len(shown),
-                legend=told,
+                legend=reported,
             )
         ],
     )
@@ -453,7 +454,7 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-def _names(clients: Sequence[ClientStory]) -> list[str]:
+def _names(clients: Sequence[ClientStatistics]) -> list[str]:
     return [plain(client.name, _LONGEST_NAME) for client in clients]
 
 

@@ -16,12 +16,8 @@ from flower_scheduling.simulation.benchmark import cli as benchmark_cli
 from flower_scheduling.simulation.benchmark.scenario import Scenario, suite
 from flower_scheduling.simulation.benchmark.tasks import REFERENCE, eligible_policies, jobs_of
 from flower_scheduling.simulation.cli import main
-from flower_scheduling.simulation.engine.replayer import (
-    RECORDED,
-    RecordedFleet,
-    read_record,
-    replay,
-)
+from flower_scheduling.simulation.engine.replayer import RECORDED, replay
+from flower_scheduling.simulation.environments.recorded import RecordedEnvironment, read_record
 from flower_scheduling.simulation.jobs import Arrays, Job
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 from flower_scheduling.simulation.theory.linear_program import linear_program
@@ -223,7 +219,7 @@ def test_what_the_record_does_not_say_is_told(
     poor = replace(record, samples_s=tuple(samples))
     (_, fast) = replay(poor, ["cs-ucb-adaptive"], num_seeds=20)
     assert fast.little_known > 0.1
-    fleet = RecordedFleet(poor, (2,), np.random.SeedSequence(0))
+    fleet = RecordedEnvironment(poor, (2,), np.random.SeedSequence(0))
     assert np.isfinite(fleet.expected_time_s(5.0)).all()
     assert np.isfinite(fleet.round(1).compute_s).all()
     assert main(["replay", str(run_dir), "--strategy", "cs-ucb-adaptive", "--json"]) == 0
