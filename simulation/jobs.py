@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,6 @@ _COMPUTING: Final = (
     "strategies",
     "client/learning",
     "client/link",
-    "server/app.py",
     "server/settings",
     "simulation/settings.py",
     "simulation/benchmark",
@@ -54,16 +54,21 @@ class Job:
         Makes the result; a partial of a function of a module, so that another process can call it.
     cost_s : float
         Estimate of the time it takes [s], for the progress and the order.
+    code : str
+        Digest of code besides ours that the result follows from.
     """
 
     name: str
     compute: partial[Arrays]
     cost_s: float
+    code: str = ""
 
     def path(self, folder: Path) -> Path:
         """Return its file: another description, or other code, is another file."""
-        text = json.dumps([describe(self.compute), code_digest()], sort_keys=True)
-        return folder / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
+        found = [describe(self.compute), code_digest(), self.code]
+        digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+        name = re.sub(r"[^\w.,=-]+", "-", self.name)  # policies may be called folder/file.py:Class
+        return folder / f"{name}-{digest}.npz"
 
 
 def describe(value: object) -> Any:
@@ -98,8 +103,13 @@ def describe(value: object) -> Any:
 @cache
 def code_digest() -> str:
     """Return a digest of the code and the scenarios that results follow from."""
+    return digest_files(_computing_files())
+
+
+def digest_files(named: Iterable[tuple[str, Path]]) -> str:
+    """Return a digest of files and their names."""
     digest = hashlib.sha256()
-    for name, file in _computing_files():
+    for name, file in named:
         digest.update(f"{name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 

@@ -10,7 +10,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from flower_scheduling.server.settings.run import runnable_policies
+from flower_scheduling.server.settings.run import ServerConfig
 
 from ..job_progress import fetch_data, processes_option, run_shown
 from . import results as report
@@ -84,9 +84,7 @@ def benchmark(
 
 def _train(policies: Sequence[str], num_seeds: int, out: Path, processes: int) -> None:
     for name in policies:
-        if name not in runnable_policies():
-            known = ", ".join(runnable_policies())
-            raise click.UsageError(f"--policy {name!r}: must be one of {known}")
+        ServerConfig(strategy=name)  # refuses what a run refuses
     wanted = list(policies) or list(training_track.POLICIES_SHOWN)
     fetch_data()
     results = run_shown(training_track.jobs_of(wanted, num_seeds), out, processes)
@@ -104,8 +102,11 @@ def _chosen(scenario: Scenario, wanted: Sequence[str], *, asked: bool) -> list[s
     Floors leave out policies that do not take them. Where none is left the scenario is refused if
     it was asked for by name; else, as one of the whole suite, it has nothing to run.
     """
-    eligible = eligible_policies(scenario)
-    known = eligible_policies(scenario.changed(floors=[]))
+    own = [name for name in dict.fromkeys(wanted) if ":" in name]
+    for name in own:
+        ServerConfig(strategy=name)  # refuses what a run refuses
+    eligible = eligible_policies(scenario, own)
+    known = eligible_policies(scenario.changed(floors=[]), own)
     for name in wanted:
         if name not in known:
             raise click.UsageError(f"--policy {name!r}: must be one of {', '.join(eligible)}")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from flower_scheduling.server.settings.run import runnable_policies
 from flower_scheduling.strategies import (
     POLICIES,
     Explanation,
@@ -24,7 +28,7 @@ from flower_scheduling.strategies.selection import top_arms
 
 from ..engine.study import SEEDS_PER_CHUNK, Contender, drop, run_chunk
 from ..environments.paper import Environment
-from ..jobs import Arrays, Job
+from ..jobs import Arrays, Job, digest_files
 from ..theory.optimum import best_stationary_policy, mean_slowest_of_law
 from .scenario import Scenario
 
@@ -68,18 +72,36 @@ class ClairvoyantOracle(SchedulingPolicy):
         return self._environment.expected_time_s(self.tau_max_s, context.round)
 
 
-def eligible_policies(scenario: Scenario) -> list[str]:
+def eligible_policies(scenario: Scenario, more: Iterable[str] = ()) -> list[str]:
     """Return the policies that a scenario can have: those that learn from times alone.
 
-    In a scenario with floors only those that take floors, and random for comparison.
+    In a scenario with floors only those that keep floors, and random for comparison.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        The scenario.
+    more : iterable of str
+        Policies besides the registered ones, as ``module:Class``.
     """
+    floors = scenario.min_participation
     return [
         name
-        for name, spec in POLICIES.items()
-        if not spec.needs
-        and "expected_time_s" not in spec.parameters()
-        and (not scenario.min_participation or name == "random" or _takes_floors(name))
+        for name in (*runnable_policies(), *more)
+        if not POLICIES[name].needs
+        and (not floors or name == "random" or POLICIES[name].keeps_floors)
     ]
+
+
+def policy_code(name: str) -> str:
+    """Return a digest of the code of a policy of others: its package, or its one file."""
+    module = inspect.getmodule(POLICIES[name].build)
+    if module is None or module.__name__.startswith("flower_scheduling."):
+        return ""
+    package = sys.modules.get(module.__name__.partition(".")[0], module)
+    file = Path(getattr(package, "__file__", None) or str(module.__file__))
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    return digest_files((each.relative_to(file.parent).as_posix(), each) for each in files)
 
 
 def jobs_of(scenario: Scenario, policies: list[str]) -> list[Job]:
@@ -90,19 +112,20 @@ def jobs_of(scenario: Scenario, policies: list[str]) -> list[Job]:
     return [
         Job(f"{scenario.name}-{REFERENCE}", reference, each_s),
         *(
-            Job(f"{scenario.name}-{name}", partial(_play, scenario, name), 2 * each_s)
+            Job(
+                f"{scenario.name}-{name}",
+                partial(_play, scenario, name),
+                2 * each_s,
+                policy_code(name),
+            )
             for name in policies
         ),
     ]
 
 
-def _takes_floors(name: str) -> bool:
-    return "min_participation" in POLICIES[name].parameters()
-
-
 def _contender(scenario: Scenario, name: str) -> Contender:
     floors = scenario.min_participation
-    params = {"min_participation": floors} if floors and _takes_floors(name) else {}
+    params = {"min_participation": floors} if floors and POLICIES[name].keeps_floors else {}
     return Contender(name, params)
 
 

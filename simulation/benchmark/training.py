@@ -13,6 +13,7 @@ from rich.table import Table
 from ..jobs import Arrays, Job
 from ..settings import SCENARIOS, SimulationConfig
 from ..theory.estimate import estimate
+from .tasks import policy_code
 
 # No policy of the registry but the optimum of the paper's linear program, which knows the law of
 # every time.
@@ -71,7 +72,12 @@ TASKS: Final = {
 def jobs_of(policies: Sequence[str], num_seeds: int) -> list[Job]:
     """Return the jobs: one run per task, policy and seed."""
     return [
-        Job(_stem(task, name, seed), partial(_train, task, name, seed), _JOB_S)
+        Job(
+            _stem(task, name, seed),
+            partial(_train, task, name, seed),
+            _JOB_S,
+            "" if name == LINEAR_PROGRAM else policy_code(name),
+        )
         for task in TASKS
         for name in policies
         if _eligible(task, name)

@@ -128,6 +128,39 @@ def test_of_the_whole_suite_a_policy_without_floors_skips_the_scenarios_that_hav
     assert asked == [f"{name}-{policy}" for name in free for policy in (REFERENCE, "cs-ucb")]
 
 
+GREEDY = """
+import numpy as np
+from flower_scheduling.strategies import SchedulingPolicy, top_arms
+
+class Greedy(SchedulingPolicy):
+    def _select(self, context):
+        index = np.where(self.play_count > 0, self.mean_reward, np.inf)
+        return top_arms((index,), context.available, self.num_selected, self._rng)
+"""
+
+
+def test_a_policy_of_ones_own_takes_part_and_is_computed_anew_when_its_code_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('summary = "x"\nnum-clients = 6\nrounds = 50\n')
+    name = "greedy.py:Greedy"
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    arguments = ["league", "--scenario", "mine.toml", "--seeds", "2", "--policy", name]
+    assert main([*arguments, "--out", "out"]) == 0
+    found = list(csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines()))
+    assert [row["policy"] for row in found] == [name]
+    jobs = jobs_of(Scenario.load("mine.toml").changed(seeds=2), [name])
+    folder = Path("out/jobs")
+    assert {job.path(folder) for job in jobs} == set(folder.iterdir())
+    (tmp_path / "greedy.py").write_text(GREEDY + "# changed\n")
+    changed = jobs_of(Scenario.load("mine.toml").changed(seeds=2), [name])
+    assert [job.path(folder).exists() for job in changed] == [True, False], "not the reference"
+    capsys.readouterr()
+    assert main([*arguments, "--policy", "greedy.py:Gredy", "--out", "out"]) == 2
+    assert "greedy.py has no Gredy" in one_error(capsys)
+
+
 def test_policies_that_a_scenario_can_have() -> None:
     plain = eligible_policies(Scenario.load("paper"))
     assert "local-accuracy" not in plain

@@ -73,6 +73,7 @@ def a_round(number: int, rtt_s: dict[int, float | None], **changes: Any) -> dict
         "absent": [],
         "selected": list(rtt_s),
         "rtt_s": times,
+        "completed": [time is not None for time in times],
         "reason": ["timeout" if time is None else None for time in times],
         "compute_s": [None] * len(times),
         "link_s": [None] * len(times),
@@ -337,10 +338,10 @@ def test_a_run_in_which_nobody_delivered_says_so(tmp_path: Path) -> None:
     found = estimate_savings(read_record(run), 4)
     assert not found.resolved
     assert found.sentence == (
-        "Nobody delivered anything in time: 30 rounds with cs-ucb-adaptive took 150 s, each "
+        "No client delivered anything in time: 30 rounds with cs-ucb-adaptive took 150 s, each "
         "selection counted with the whole deadline. Such a run does not say what scheduling saves."
     )
-    assert "Nobody delivered" in reported(run).text
+    assert "No client delivered" in reported(run).text
 
 
 def test_no_difference_is_said_to_be_none(tmp_path: Path) -> None:
@@ -674,7 +675,7 @@ def test_parts_of_round_trips_are_split(tmp_path: Path) -> None:
     assert stats.clients[0].split == pytest.approx([0.5, 0.25, 0.25])
     assert stats.clients[1].split is None
     svg = reported(run).figures[-1]
-    assert all(word in svg for word in ("compute", "link", "network", "not told"))
+    assert all(word in svg for word in ("compute", "link", "network", "not reported"))
 
 
 def test_of_many_clients_the_slowest_and_those_short_of_their_floors_are_listed(
@@ -716,7 +717,7 @@ def test_files_of_a_run_are_never_overwritten(
     ):
         for command in ("report", str(run), "--out"), ("watch", str(run), "--save"):
             assert main([*command, str(target), "--force"]) == 2
-            assert "nothing overwrites files of the run" in one_error(capsys)
+            assert "is never overwritten" in one_error(capsys)
     after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert after == before
 
@@ -731,7 +732,7 @@ def test_saved_pages_are_replaced_and_nothing_else(
     assert main(["report", str(run), "--seeds", "2"]) == 0
     capsys.readouterr()
     assert main(["watch", str(run), "--save", str(run / "report.html"), "--force"]) == 2
-    assert "nothing overwrites" in one_error(capsys)
+    assert "is never overwritten" in one_error(capsys)
     other = tmp_path / "other.html"
     other.write_text("mine")
     assert main(["watch", str(run), "--save", str(other)]) == 2
@@ -793,10 +794,22 @@ def test_only_reports_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture
         (lambda run: (run / "config.toml").unlink(), "must be a run directory", 2),
         (lambda run: (run / "config.toml").write_text("x = 1"), "must be a run directory", 2),
         (lambda run: (run / "arms.json").write_text("[3]"), "must be a run directory", 2),
-        (lambda run: (run / "arms.json").write_text("[]"), "line 1 is damaged", 2),
-        (lambda run: (run / "arms.json").write_text('[{"name": "a"}, {"name": "b"}]'), "every", 2),
+        (
+            lambda run: (run / "arms.json").write_text("[]"),
+            "line 1 of its rounds.jsonl is damaged",
+            2,
+        ),
+        (
+            lambda run: (run / "arms.json").write_text('[{"name": "a"}, {"name": "b"}]'),
+            "lacks a client",
+            2,
+        ),
         (lambda run: (run / "rounds.jsonl").unlink(), "must be a run with rounds", 2),
-        (lambda run: (run / "rounds.jsonl").write_text("{}\n"), "line 1 is damaged", 2),
+        (
+            lambda run: (run / "rounds.jsonl").write_text("{}\n"),
+            "line 1 of its rounds.jsonl is damaged",
+            2,
+        ),
         (lambda run: (run / "report.html").mkdir(), "must be the name of a file", 2),
     ],
 )
@@ -824,7 +837,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
 
 def test_a_run_without_selections_is_refused(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", [a_round(1, {})])
-    with pytest.raises(ConfigError, match="somebody was selected"):
+    with pytest.raises(ConfigError, match="clients were selected"):
         read_record(run)
 
 
