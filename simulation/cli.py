@@ -27,6 +27,7 @@ from flower_scheduling.server.settings.run import idle_settings
 
 from .benchmark.cli import benchmark
 from .paper.cli import paper, paper_page
+from .program import program_name
 from .progress import RunProgress
 from .replay import replay_command
 from .report.cli import report_command
@@ -42,7 +43,7 @@ _COMPARED = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return run_command(cli, arguments, "python -m simulation")
+    return run_command(cli, arguments, program_name())
 
 
 def _shown_default(key: str, default: object) -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 from flower_scheduling.errors import did_you_mean
 
 from ..job_progress import fetch_data, processes_option, run_shown
+from ..program import program_name
 from .claims import Claim, judge
 from .figures import FIGURES, Results, jobs_of, write_figure
 from .html_report import load_results, page, results_of, shown, write_report
@@ -86,7 +87,7 @@ def paper(
         return
     claims = judge(results)
     command = shlex.join(
-        ["python", "-m", "simulation", "paper", *(["--quick"] if quick else [])]
+        [*program_name().split(), "paper", *(["--quick"] if quick else [])]
         + [part for pair in pairs for part in ("--set", pair)]
     )
     found = results_of(config, claims, quick=quick, command=command)

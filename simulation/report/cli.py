@@ -15,6 +15,7 @@ from flower_scheduling.server.runs.directory import write_whole
 
 from ..environments.recorded import open_run, record_of
 from ..output_file import refuse_other
+from ..program import program_name
 from .document import MARK, report_page
 from .run_statistics import gather_statistics
 from .savings import SEEDS, estimate_savings
@@ -51,7 +52,7 @@ def report_command(
         record = record_of(recorded)
         savings = estimate_savings(record, seeds)
         stats = gather_statistics(recorded, record)
-        command = ["python", "-m", "simulation", "report", str(run)]
+        command = [*program_name().split(), "report", str(run)]
         command += ["--seeds", str(seeds)] if seeds else []
         text = report_page(recorded, savings, stats, command=shlex.join(command))
         refuse()

@@ -16,6 +16,7 @@ from flower_scheduling.server.settings.fleet import FleetConfig
 
 from ..environments.recorded import FEW, RecordedRun
 from ..html import installed_versions, listed_versions, render
+from ..program import program_name
 from ..settings import SCENARIOS, SimulationConfig
 from ..wording import percent, plain, seconds
 from .charts import draw_all
@@ -232,8 +233,7 @@ def _command(run: RecordedRun) -> str:
     """Return the command that starts such a run: what differs from the defaults."""
     if "scenario" in run.config:
         preset = SCENARIOS.get(str(run.config["scenario"]), {})
-        program = ["python", "-m", "simulation"]
-        return shlex.join(program + _flags(run.config, SimulationConfig, preset))
+        return shlex.join([*program_name().split(), *_flags(run.config, SimulationConfig, preset)])
     return shlex.join(["flower-server", *_flags(run.config, FleetConfig, {})])
 
 
