@@ -12,7 +12,7 @@ from flower_scheduling.server.cli.options import stoppable
 from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_token, serve_page
 
 from .environments.recorded import require_run
-from .output_file import refuse_other
+from .output_file import ensure_overwritable
 
 
 @click.command("watch")
@@ -41,7 +41,7 @@ def watch(run: Path, address: str, save: Path | None, force: bool) -> None:
         from flower_scheduling.server.page.saved import MARK, saved_page
         from flower_scheduling.server.runs.directory import write_whole
 
-        refuse_other("save", save, mark=MARK, what="page", force=force)
+        ensure_overwritable("save", save, mark=MARK, what="page", force=force)
         view = RunView(run)
         view.refresh()
         write_whole(save, saved_page(view))

@@ -1,4 +1,4 @@
-"""An emulated link and processor: a Flower client mod that waits as the models say.
+"""Emulated link and processor: a Flower client mod that waits as the models say.
 
 With it a fleet on one desk behaves like one behind fading radio links. The node configuration
 describes the device, so the mod works in our own client and on a stock SuperNode
@@ -25,10 +25,10 @@ from .model import LinkModel
 
 __all__ = ["EmulatedDevice", "emulation_mod"]
 
+# Payload that stands for the real size of the arrays in a message.
 MODEL_PAYLOAD = "model"
-"""Payload that stands for the real size of the arrays in a message."""
+# Payload of the paper [bit].
 PAPER_PAYLOAD_BITS = 5000.0
-"""Payload of the paper [bit]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How long a client's round takes: the paper's radio link and compute model.
+"""Time of a client's round: the paper's radio link and compute model.
 
 The one copy of this model. The client's link emulation draws from it a value at a time, the
 Monte-Carlo studies hundreds of millions at a time; both get the same law. Equations are those of
@@ -85,7 +85,7 @@ class LinkModel:
         shape float64, in (0, cell_radius_m]
             Distances [m].
         """
-        # 1 - u lies in (0, 1], so that nobody sits on the antenna, where the model breaks down.
+        # 1 - u lies in (0, 1], so that no client sits on the antenna, where the model breaks down.
         return np.asarray(self.cell_radius_m * np.sqrt(1.0 - rng.random(shape)))
 
     def path_loss_db(self, distance_m: ArrayLike) -> FloatArray:

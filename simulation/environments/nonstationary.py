@@ -26,10 +26,10 @@ _PHASE: Final = 17
 _BURSTS: Final = 18
 _MEANS: Final = 19
 
+# Draws behind a mean that has no closed form: its standard error is 1 % of a time's spread.
 _NUM_DRAWS: Final = 4000
-"""Draws behind a mean that has no closed form: its standard error is 1 % of a time's spread."""
+# Factors between which means are interpolated.
 _NUM_FACTORS: Final = 33
-"""Factors between which means are interpolated."""
 
 COMPUTE_LAWS: Final = ("uniform", "lognormal", "pareto")
 

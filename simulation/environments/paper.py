@@ -269,7 +269,7 @@ class Environment:
         return survival, weight_s
 
     def _factor(self, t: int) -> FloatArray:
-        """How many times as long each arm takes in round `t`, (num_arms,)."""
+        """Return the factor of each arm's time in round `t`, (num_arms,)."""
         return np.where(check_count("t", t, minimum=1) >= self._slow_from, self._slow_factor, 1.0)
 
     def _draw_block(self, index: int) -> RoundDraw:

@@ -36,8 +36,8 @@ NOT_RESOLVED: Final = "not resolved"
 
 _Key = TypeVar("_Key")
 
+# Accuracies that differ by less count as the same.
 _SAME_ACCURACY: Final = 0.01
-"""Accuracies that differ by less count as the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from flower_scheduling.server.cli.options import stoppable
 from flower_scheduling.server.runs.directory import write_whole
 
 from ..environments.recorded import open_run, record_of
-from ..output_file import refuse_other
+from ..output_file import ensure_overwritable
 from ..program import program_name
 from .document import MARK, report_page
 from .run_statistics import gather_statistics
@@ -45,8 +45,8 @@ def report_command(
     """
     recorded = open_run(run)
     target = out or run / "report.html"
-    refuse = partial(refuse_other, "out", target, mark=MARK, what="report", force=force)
-    refuse()
+    ensure = partial(ensure_overwritable, "out", target, mark=MARK, what="report", force=force)
+    ensure()
     errors = Console(stderr=True)
     with stoppable(), errors.status("replaying the recorded latencies"):
         record = record_of(recorded)
@@ -55,7 +55,7 @@ def report_command(
         command = [*program_name().split(), "report", str(run)]
         command += ["--seeds", str(seeds)] if seeds else []
         text = report_page(recorded, savings, stats, command=shlex.join(command))
-        refuse()
+        ensure()
         write_whole(target, text)
     if as_json:
         shown = {"report": str(target), "rounds": recorded.num_rounds} | savings.to_dict()

@@ -1,4 +1,4 @@
-"""Run stats: the rounds of a recorded run counted client by client, in one pass."""
+"""Run statistics: the rounds of a recorded run counted client by client, in one pass."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class RunStatistics:
 
     @property
     def lost_s(self) -> float:
-        """How much shorter the run would have been, had the slowest been absent in each round."""
+        """Time that the run would have saved, had the slowest been absent in each round [s]."""
         return sum(client.lost_s for client in self.clients)
 
 

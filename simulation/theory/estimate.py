@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from flower_scheduling.strategies.base import FloatArray
 
+# Level of all intervals.
 CONFIDENCE: Final = 0.95
-"""Level of all intervals."""
 
 
 @dataclass(frozen=True, slots=True)

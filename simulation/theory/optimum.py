@@ -706,7 +706,7 @@ def _generate_columns(program: _Program, pricing: _Pricing) -> FloatArray | None
 def _infeasible_on_sample(
     prices: FloatArray, floors: FloatArray, num_selected: int, alpha: FloatArray, num_samples: int
 ) -> ConfigError:
-    """Say whether the floors are infeasible, or on the sampled availability sets only.
+    """Return the error: floors infeasible, or infeasible on the sampled availability sets only.
 
     Prices that prove infeasibility are a mixture of level sets {k: price_k >= x}, because the
     best that can be served at prices, E max over S of prices(S), is the Lovász extension of
