@@ -472,13 +472,10 @@ class FigureSpec:
         Returns the figure as numbers.
     plans : callable
         Returns the plans whose results it needs.
-    summary : str
-        One line for help texts.
     """
 
     show: Callable[[Results], FigureData]
     plans: Callable[[PaperConfig], Sequence[StudyPlan | TrainingPlan]]
-    summary: str
 
 
 def _channels_plans(config: PaperConfig) -> list[StudyPlan]:
@@ -497,37 +494,17 @@ def _of_training(*names: str) -> Callable[[PaperConfig], list[TrainingPlan]]:
 
 # By name, in the order of the report: the paper's seven, then ours.
 FIGURES: Final[Mapping[str, FigureSpec]] = {
-    "ideal-gap": FigureSpec(
-        _ideal_gap, lambda c: [ideal_plan(c)], "gap and failed clients against rounds"
-    ),
-    "ideal-accuracy": FigureSpec(
-        _ideal_accuracy, _of_training("ideal"), "test accuracy against rounds, ideal"
-    ),
-    "channels-gap": FigureSpec(_channels_gap, _channels_plans, "gap against N"),
-    "fairness-tradeoff": FigureSpec(
-        _tradeoff, lambda c: [tradeoff_plan(c)], "gap and selection fractions per beta"
-    ),
-    "selection-fractions": FigureSpec(
-        _fractions, lambda c: [tradeoff_plan(c)], "selection fractions against rounds per beta"
-    ),
-    "non-ideal-accuracy": FigureSpec(
-        _non_ideal_accuracy,
-        _of_training("non-ideal", "equal"),
-        "test accuracy against rounds, non-ideal",
-    ),
-    "fairness-scale": FigureSpec(_fairness_scale, _scale_plans, "gap against N per rho"),
-    "accuracy-time": FigureSpec(
-        _accuracy_time, _of_training("ideal", "non-ideal"), "accuracy against wall-clock time"
-    ),
-    "regret-readings": FigureSpec(
-        _readings, lambda c: [ideal_plan(c)], "literal, pseudo and honest regret"
-    ),
-    "regret-bounds": FigureSpec(
-        _bounds, lambda c: [ideal_plan(c), tradeoff_plan(c)], "the theorems against measured regret"
-    ),
-    "evidence": FigureSpec(
-        _evidence, lambda c: [ideal_plan(c)], "all policies with paired intervals"
-    ),
+    "ideal-gap": FigureSpec(_ideal_gap, lambda c: [ideal_plan(c)]),
+    "ideal-accuracy": FigureSpec(_ideal_accuracy, _of_training("ideal")),
+    "channels-gap": FigureSpec(_channels_gap, _channels_plans),
+    "fairness-tradeoff": FigureSpec(_tradeoff, lambda c: [tradeoff_plan(c)]),
+    "selection-fractions": FigureSpec(_fractions, lambda c: [tradeoff_plan(c)]),
+    "non-ideal-accuracy": FigureSpec(_non_ideal_accuracy, _of_training("non-ideal", "equal")),
+    "fairness-scale": FigureSpec(_fairness_scale, _scale_plans),
+    "accuracy-time": FigureSpec(_accuracy_time, _of_training("ideal", "non-ideal")),
+    "regret-readings": FigureSpec(_readings, lambda c: [ideal_plan(c)]),
+    "regret-bounds": FigureSpec(_bounds, lambda c: [ideal_plan(c), tradeoff_plan(c)]),
+    "evidence": FigureSpec(_evidence, lambda c: [ideal_plan(c)]),
 }
 
 

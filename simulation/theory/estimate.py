@@ -31,11 +31,6 @@ class Estimate:
     high: float
     count: int
 
-    @property
-    def half_width(self) -> float:
-        """Half of the interval's length."""
-        return (self.high - self.low) / 2
-
 
 def estimate(samples: ArrayLike) -> Estimate:
     """Estimate a mean with Student's t; give it differences of pairs to compare two policies.
@@ -74,10 +69,6 @@ def ratio_of_means(numerator: ArrayLike, denominator: ArrayLike) -> Estimate:
     """
     over = np.asarray(numerator, dtype=np.float64)
     under = np.asarray(denominator, dtype=np.float64)
-    ratio = over.mean() / under.mean()
-    return shifted(estimate((over - ratio * under) / under.mean()), float(ratio))
-
-
-def shifted(found: Estimate, by: float) -> Estimate:
-    """Return an estimate with a constant added."""
-    return Estimate(found.mean + by, found.low + by, found.high + by, found.count)
+    ratio = float(over.mean() / under.mean())
+    error = estimate((over - ratio * under) / under.mean())
+    return Estimate(error.mean + ratio, error.low + ratio, error.high + ratio, error.count)
