@@ -20,6 +20,7 @@ _TYPES = {
     "string_type": "a text",
     "list_type": "a list",
     "dict_type": "a table",
+    "model_type": "a table",
 }
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _LONGEST_KEY = 100

@@ -1,4 +1,4 @@
-"""Everything in one process and virtual time, and studies without training."""
+"""Simulation in one process and virtual time: runs, studies, the paper, benchmark, reports."""
 
 import sys
 

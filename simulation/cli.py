@@ -1,4 +1,4 @@
-"""Command line of the simulation: ``python -m simulation``."""
+"""Command line of the simulation."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from flower_scheduling.server.runs.resume import resumed_settings
 from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import idle_settings
 
-from .benchmark.cli import league
+from .benchmark.cli import benchmark
 from .paper.cli import paper, paper_page
+from .program import program_name
 from .progress import RunProgress
 from .replay import replay_command
 from .report.cli import report_command
 from .settings import SCENARIOS, SimulationConfig
 from .watch import watch
 
+# What ``compare`` runs by default, per scenario: the paper's lists.
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
     "non-ideal": "cs-ucb-q,modified-cs-ucb,random,round-robin,local-accuracy",
 }
-"""What ``compare`` runs by default, per scenario: the paper's lists."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return run_command(cli, arguments, "python -m simulation")
+    return run_command(cli, arguments, program_name())
 
 
 def _shown_default(key: str, default: object) -> str:
@@ -101,14 +102,14 @@ def cli(
     config = _resolve(flags)
     run_dir = Path(config.run_dir or default_run_dir(config.strategy))
     ensure_empty(run_dir)
-    _tell_idle(flags, [config.strategy])
+    _warn_of_idle(flags, [config.strategy])
     with _page(run_dir, page):
         _run([config.changed(run_dir=str(run_dir))], run_dir, as_json)
 
 
 @contextmanager
 def _page(run_dir: Path, address: str | None) -> Iterator[None]:
-    """Show a run while it goes, and when it has ended until somebody stops that."""
+    """Serve the page of a run while it goes, and after its end until Ctrl-C."""
     if address is None:
         yield
         return
@@ -136,11 +137,12 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
         raise click.UsageError("--strategies names a policy twice")
     base = Path(config.run_dir or default_run_dir("compare"))
     configs = [config.changed(strategy=name, run_dir=str(base / file_name(name))) for name in names]
-    _tell_idle(flags, names)
+    _warn_of_idle(flags, names)
     _run(configs, base, as_json)
 
 
-cli.add_command(league)
+cli.add_command(benchmark)
+cli.add_command(benchmark, "benchmark")
 cli.add_command(paper)
 cli.add_command(paper_page)
 cli.add_command(replay_command)
@@ -148,8 +150,8 @@ cli.add_command(report_command)
 cli.add_command(watch)
 
 
-def _tell_idle(flags: dict[str, Any], policies: list[str]) -> None:
-    """Say which of the given settings have no effect."""
+def _warn_of_idle(flags: dict[str, Any], policies: list[str]) -> None:
+    """Print a warning for each of the given settings that has no effect."""
     for line in idle_settings(given_settings(flags), policies):
         click.echo(f"warning: {line}", err=True)
 
@@ -164,7 +166,7 @@ def _resolve(flags: dict[str, Any]) -> SimulationConfig:
 def _run(
     configs: list[SimulationConfig], folder: Path, as_json: bool, *, resume: bool = False
 ) -> None:
-    """Run one simulation after the other; leave figures in the folder and show the results."""
+    """Run simulations one after the other, draw figures into the folder and print the results."""
     if not resume:
         ensure_empty(folder)
     from .engine.runner import Simulation

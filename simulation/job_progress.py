@@ -1,29 +1,52 @@
-"""Progress of jobs in several processes, and what all of them need beforehand."""
+"""Progress of cached jobs on the terminal, and what the commands that run jobs share."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .jobs import Piece
+from flower_scheduling.server.runtimes.signals import stoppable
 
-_SAY_EVERY_S = 60.0
+from .jobs import Arrays, Job, run_jobs
+
+_LINE_EVERY_S: Final = 60.0
+
+processes_option = click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=os.cpu_count() or 1,
+    show_default="all cores",
+    help="Processes; results do not depend on it.",
+)
 
 
 def fetch_data() -> None:
-    """Have MNIST in the cache before several processes want it at once."""
+    """Download MNIST into the cache, before several processes want it at once."""
     from flower_scheduling.client.learning.mnist import load_mnist
 
     load_mnist(None)
 
 
-class PieceProgress:
-    """Show how far the work is and how long it will take, by the pieces' estimated times."""
+def run_shown(jobs: Sequence[Job], out: Path, num_processes: int) -> dict[str, Arrays]:
+    """Run jobs with their progress on standard error; their files are in ``out/jobs``."""
+    with stoppable(), JobProgress(Console(stderr=True), jobs) as progress:
+        return run_jobs(jobs, out / "jobs", num_processes=num_processes, on_done=progress.update)
 
-    def __init__(self, console: Console, pieces: Sequence[Piece]) -> None:
+
+class JobProgress:
+    """Progress bar of jobs and the time that is left, by their estimated costs.
+
+    On anything but a terminal it is a line a minute.
+    """
+
+    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -34,34 +57,34 @@ class PieceProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._pieces = len(pieces)
+        self._num_jobs = len(jobs)
         self._done = 0
-        self._left_s = sum(piece.cost_s for piece in pieces)
+        self._left_s = sum(job.cost_s for job in jobs)
         self._spent_s = 0.0
-        self._begin_s = self._said_s = time.monotonic()
+        self._begin_s = self._line_s = time.monotonic()
         total = round(self._left_s)
         self._task = self._progress.add_task("computing", total=total, last="")
 
-    def __enter__(self) -> PieceProgress:
+    def __enter__(self) -> JobProgress:
         self._progress.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
-    def update(self, piece: Piece, computed: bool) -> None:
-        """Take note of a piece that is done."""
+    def update(self, job: Job, computed: bool) -> None:
+        """Show that a job is done."""
         self._done += 1
-        self._left_s -= piece.cost_s
+        self._left_s -= job.cost_s
         if computed:
-            self._spent_s += piece.cost_s
-        self._progress.update(self._task, advance=piece.cost_s, last=piece.name)
+            self._spent_s += job.cost_s
+        self._progress.update(self._task, advance=job.cost_s, last=job.name)
         now_s = time.monotonic()
-        if self._console.is_terminal or not computed or now_s - self._said_s < _SAY_EVERY_S:
+        if self._console.is_terminal or not computed or now_s - self._line_s < _LINE_EVERY_S:
             return
-        self._said_s = now_s
+        self._line_s = now_s
         left_s = self._left_s * (now_s - self._begin_s) / self._spent_s
         self._console.print(
-            f"{self._done} of {self._pieces} pieces, about {left_s / 60:.0f} min left",
+            f"{self._done} of {self._num_jobs} jobs, about {left_s / 60:.0f} min left",
             highlight=False,
         )

@@ -1,13 +1,14 @@
-"""Pieces of work that are computed once: in processes, kept in files, taken up where it stopped."""
+"""Cached jobs: each is computed once, in one of several processes, and kept in a file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
@@ -18,46 +19,56 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
+# Packages, folders and files that results follow from, beside a job's own description. Whole
+# folders, so that what is added to one counts without being listed.
 _COMPUTING: Final = (
     "strategies",
-    "client.learning",
-    "client.link",
-    "simulation.benchmark",
-    "simulation.engine",
-    "simulation.environments",
-    "simulation.paper",
-    "simulation.theory",
+    "client/learning",
+    "client/link",
+    "server/settings",
+    "simulation/settings.py",
+    "simulation/benchmark",
+    "simulation/engine",
+    "simulation/environments",
+    "simulation/paper",
+    "simulation/scenarios",
+    "simulation/theory",
 )
-"""Packages that results follow from, beside their settings."""
 _ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-"""Result of a piece: arrays by name."""
+"""Result of a job: arrays by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of the work whose result depends on nothing but its description.
+class Job:
+    """A computation whose result depends on its description and our code alone.
 
     Attributes
     ----------
     name : str
-        Readable, unique among the pieces of a run; part of its file's name.
+        Readable, unique among the jobs of a run; part of its file's name.
     compute : partial
         Makes the result; a partial of a function of a module, so that another process can call it.
     cost_s : float
         Estimate of the time it takes [s], for the progress and the order.
+    code : str
+        Digest of code besides ours that the result follows from.
     """
 
     name: str
     compute: partial[Arrays]
     cost_s: float
+    code: str = ""
 
     def path(self, folder: Path) -> Path:
         """Return its file: another description, or other code, is another file."""
-        text = json.dumps([describe(self.compute), code_digest()], sort_keys=True)
-        return folder / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
+        found = [describe(self.compute), code_digest(), self.code]
+        digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+        name = re.sub(r"[^\w.,=-]+", "-", self.name)  # policies may be called folder/file.py:Class
+        return folder / f"{name}-{digest}.npz"
 
 
 def describe(value: object) -> Any:
@@ -78,6 +89,8 @@ def describe(value: object) -> Any:
         return [describe(item) for item in value]
     if isinstance(value, partial):
         return {"call": describe(value.func), "args": describe([*value.args, value.keywords])}
+    if isinstance(value, BaseModel):
+        return {"class": describe(type(value)), "fields": describe(dict(value))}
     if is_dataclass(value) and not isinstance(value, type):
         items = {item.name: describe(getattr(value, item.name)) for item in fields(value)}
         return {"class": describe(type(value)), "fields": items}
@@ -89,19 +102,33 @@ def describe(value: object) -> Any:
 
 @cache
 def code_digest() -> str:
-    """Return a digest of the code that computes."""
+    """Return a digest of the code and the scenarios that results follow from."""
+    return digest_files(_computing_files())
+
+
+def digest_files(named: Iterable[tuple[str, Path]]) -> str:
+    """Return a digest of files and their names."""
     digest = hashlib.sha256()
-    for package in _COMPUTING:
-        folder = files(f"flower_scheduling.{package}")
-        assert isinstance(folder, Path)
-        for file in sorted(folder.rglob("*.py")):
-            name = file.relative_to(folder).as_posix()
-            digest.update(f"{package}\0{name}\0".encode() + file.read_bytes())
+    for name, file in named:
+        digest.update(f"{name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
 
+def _computing_files() -> Iterator[tuple[str, Path]]:
+    """Yield every file that results follow from, with its name."""
+    for entry in _COMPUTING:
+        package, _, inside = entry.partition("/")
+        root = files(f"flower_scheduling.{package}") / inside
+        assert isinstance(root, Path)
+        found = [root] if root.is_file() else root.rglob("*")
+        chosen = sorted(file for file in found if file.suffix in (".py", ".toml"))
+        assert chosen, entry
+        for file in chosen:
+            yield f"{entry}/{file.relative_to(root).as_posix()}", file
+
+
 def load(path: Path) -> Arrays | None:
-    """Return the result in a file; nothing if there is none that can be read."""
+    """Return the result in a file, or ``None`` if there is none that can be read."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return dict(found)
@@ -109,61 +136,61 @@ def load(path: Path) -> Arrays | None:
         return None
 
 
-def compute_all(
-    pieces: Iterable[Piece],
+def run_jobs(
+    jobs: Iterable[Job],
     folder: Path,
     *,
     num_processes: int,
-    on_done: Callable[[Piece, bool], None] = lambda piece, computed: None,
+    on_done: Callable[[Job, bool], None] = lambda job, computed: None,
 ) -> dict[str, Arrays]:
-    """Return the results of pieces, computing those that are not in the folder yet.
+    """Return the results of jobs, computing those that are not in the folder yet.
 
-    Each is written as soon as it is done. Whatever stops this, no piece is computed twice.
+    Each is written as soon as it is done. Whatever stops this, no job is computed twice.
 
     Parameters
     ----------
-    pieces : iterable of Piece
+    jobs : iterable of Job
         What is wanted.
     folder : Path
         Where results are kept; created if need be.
     num_processes : int, >= 1
-        Processes that share the work. Results do not depend on it: a piece is computed in a fresh
-        process with one thread in any case.
+        Processes that share the jobs. Results do not depend on it: a job is computed in a process
+        of its own, with one thread, in any case.
     on_done : callable
-        Told of each piece, and whether it had to be computed.
+        Called with each job and whether it had to be computed.
 
     Returns
     -------
     dict of str to Arrays
         By name, in the order given.
     """
-    pieces = list(pieces)
+    jobs = list(jobs)
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Arrays | None] = {}
     missing = []
-    for piece in pieces:
-        results[piece.name] = found = load(piece.path(folder))
+    for job in jobs:
+        results[job.name] = found = load(job.path(folder))
         if found is None:
-            missing.append(piece)
+            missing.append(job)
         else:
-            on_done(piece, False)
+            on_done(job, False)
     if missing:
         for variable in _ONE_THREAD:  # the processes inherit it, before they load numpy
             os.environ.setdefault(variable, "1")
-        missing.sort(key=lambda piece: -piece.cost_s)  # the longest first: both end together
+        missing.sort(key=lambda job: -job.cost_s)  # the longest first: processes end together
         pool = ProcessPoolExecutor(
             min(num_processes, len(missing)),
             mp_context=get_context("spawn"),
-            initializer=_begin,
+            initializer=_init_worker,
         )
         try:
-            waiting: dict[Future[Arrays], Piece] = {
-                pool.submit(_compute, piece, folder): piece for piece in missing
+            waiting: dict[Future[Arrays], Job] = {
+                pool.submit(_compute, job, folder): job for job in missing
             }
             for done in as_completed(waiting):
-                piece = waiting[done]
-                results[piece.name] = done.result()
-                on_done(piece, True)
+                job = waiting[done]
+                results[job.name] = done.result()
+                on_done(job, True)
             pool.shutdown()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -173,24 +200,24 @@ def compute_all(
     return {name: found for name, found in results.items() if found is not None}
 
 
-def _begin() -> None:
-    """Make a worker that leaves Ctrl-C to whoever waits for it, and ends when nobody does."""
+def _init_worker() -> None:
+    """Let the parent process handle Ctrl-C, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
 
-    def watch() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def _compute(piece: Piece, folder: Path) -> Arrays:
-    """Compute a piece and keep it, in a process of its own."""
-    result = piece.compute()
-    path = piece.path(folder)
-    # Of this process alone: another run may be at the same piece.
+def _compute(job: Job, folder: Path) -> Arrays:
+    """Compute a job and keep its result, in a worker process."""
+    result = job.compute()
+    path = job.path(folder)
+    # A name of this process alone: another run may be at the same job.
     temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp.npz")
     np.savez_compressed(temporary, **result)  # type: ignore[arg-type]  # its stub: allow_pickle
     os.replace(temporary, path)

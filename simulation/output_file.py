@@ -1,4 +1,4 @@
-"""Files that commands write: never over what somebody else, or a run, has written."""
+"""Guard of the files that commands write: never over a file of a run, or one of another kind."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Final
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.runs.directory import ROUNDS
 
+# Bytes in which the mark of a page is found.
 _HEAD: Final = 4096
-"""Bytes in which the mark of a page is found."""
 _BEGINNING: Final = b"<!doctype html>"
 
 
-def refuse_other(key: str, target: Path, *, mark: str, what: str, force: bool) -> None:
+def ensure_overwritable(key: str, target: Path, *, mark: str, what: str, force: bool) -> None:
     """Refuse to write a page over anything but an earlier one of its kind.
 
-    Files of a run are never overwritten, others if the user insists.
+    Files of a run are never overwritten, others only with `force`.
 
     Parameters
     ----------
     key : str
-        What the option is called.
+        Name of the option.
     target : Path
         File to write.
     mark : str
-        What pages of this kind have in their heads.
+        Text in the heads of pages of this kind.
     what : str
-        What they are called.
+        Name of this kind.
     force : bool
-        Whether the user insists.
+        Whether the user gave ``--force``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Progress of a run for people who watch; quiet when nobody does."""
+"""Progress bar of a simulation, on a terminal alone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flower_scheduling.strategies.flower import RoundRecord
 
 
 class RunProgress:
-    """Show round, virtual time, accuracy and who was slowest; :meth:`update` is a round hook.
+    """Progress bar with virtual time, accuracy and the slowest client; `update` is a round hook.
 
     Parameters
     ----------
     console : Console
-        Where to show it; nothing is shown unless it is a terminal.
+        Where the bar is; nothing is shown unless it is a terminal.
     label : str
-        What runs.
+        Name of what runs.
     num_rounds : int
         Rounds at most.
     """

@@ -1,4 +1,4 @@
-"""``python -m simulation replay``: what another policy would have cost on recorded latencies."""
+"""Command ``replay``: other policies on the round trips that a run has recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rich.table import Table
 
 from flower_scheduling.server.runtimes.signals import stoppable
 
-from .engine.replayer import RECORDED, Record, Replayed, caveats, read_record, replay
+from .engine.replayer import RECORDED, Replayed, caveats, replay
+from .environments.recorded import RunRecord, read_record
 
 _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
 
@@ -31,12 +32,12 @@ _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
 @click.option("--seeds", type=click.IntRange(min=2), default=100, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="All of it, for scripts.")
 def replay_command(run: Path, strategies: Sequence[str], seeds: int, as_json: bool) -> None:
-    """Tell what other policies would have cost on the round trips recorded in RUN."""
+    """Replay policies on the round trips recorded in RUN: what they would have cost."""
     record = read_record(run)
     with stoppable():
         found = replay(record, list(dict.fromkeys(strategies or _DEFAULT)), num_seeds=seeds)
     if as_json:
-        told = {
+        shown = {
             "recorded_s": record.time_s,
             "replayed": [
                 {
@@ -48,7 +49,7 @@ def replay_command(run: Path, strategies: Sequence[str], seeds: int, as_json: bo
             ],
             "caveats": caveats(record, found),
         }
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(shown))
         return
     console = Console()
     console.print(_table(record, found))
@@ -56,7 +57,7 @@ def replay_command(run: Path, strategies: Sequence[str], seeds: int, as_json: bo
         console.print(line, highlight=False, markup=False)
 
 
-def _table(record: Record, found: Sequence[Replayed]) -> Table:
+def _table(record: RunRecord, found: Sequence[Replayed]) -> Table:
     table = Table(
         title=f"{record.num_rounds} rounds, {record.num_selected} of {len(record.names)} clients, "
         f"recorded with {record.policy}: {record.time_s:.1f} s"

@@ -1,4 +1,4 @@
-"""Figures of runs as PNG files."""
+"""Figures of simulations as PNG files: accuracy, time, and the clients' shares."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .plots import LINE_STYLES, new_figure, save
+
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from .engine.runner import SimulationResult
 
 _MAX_TICKS = 20
-_STYLES = ("-", "--", "-.", ":", (0, (5, 1)))
-"""Line styles in turn: curves that coincide stay visible."""
+# Above this many clients the bars would be a grey mass: the slowest are shown.
 _MAX_BARS = 60
-"""Above this many clients the bars would be a grey mass: the slowest are shown."""
 
 
 def draw_figures(results: Sequence[SimulationResult], folder: Path) -> list[Path]:
-    """Draw what happened, one figure per question.
+    """Draw the figures of runs and return their files.
 
     Parameters
     ----------
@@ -40,18 +39,18 @@ def draw_figures(results: Sequence[SimulationResult], folder: Path) -> list[Path
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "accuracy.png", folder / "time.png"]
-    _save(_accuracy(results), paths[0])
-    _save(_time(results), paths[1])
+    save(_accuracy(results), paths[0])
+    save(_time(results), paths[1])
     for result in results:
         suffix = f"-{result.config.strategy}" if len(results) > 1 else ""
         paths.append(folder / f"clients{suffix}.png")
-        _save(_clients(result), paths[-1])
+        save(_clients(result), paths[-1])
     return paths
 
 
 def _accuracy(results: Sequence[SimulationResult]) -> Figure:
-    figure, (by_round, by_time) = _axes(2)
-    for result, style in zip(results, cycle(_STYLES), strict=False):
+    figure, (by_round, by_time) = new_figure((10, 4), 1, 2)
+    for result, style in zip(results, cycle(LINE_STYLES), strict=False):
         evaluated = [r for r in result.records if r.accuracy is not None]
         accuracy = [r.accuracy or 0.0 for r in evaluated]
         label = result.config.strategy
@@ -71,8 +70,8 @@ def _accuracy(results: Sequence[SimulationResult]) -> Figure:
 
 
 def _time(results: Sequence[SimulationResult]) -> Figure:
-    figure, (total, per_round) = _axes(2)
-    for result, style in zip(results, cycle(_STYLES), strict=False):
+    figure, (total, per_round) = new_figure((10, 4), 1, 2)
+    for result, style in zip(results, cycle(LINE_STYLES), strict=False):
         rounds = [r.round for r in result.records]
         label = result.config.strategy
         total.plot(rounds, [r.time_s for r in result.records], label=label, linestyle=style)
@@ -98,7 +97,7 @@ def _clients(result: SimulationResult) -> Figure:
     if len(arms) > _MAX_BARS:
         arms = sorted(arms, key=lambda arm: -(arm["mean_rtt_s"] or 0.0))[:_MAX_BARS]
         title += f", the {_MAX_BARS} slowest"
-    figure, (shares, times) = _axes(2)
+    figure, (shares, times) = new_figure((10, 4), 1, 2)
     places = np.arange(len(arms))
     names = [arm["name"].removeprefix("client-") for arm in arms]
     shares.bar(places, [arm["share"] for arm in arms], label="share of rounds")
@@ -116,18 +115,3 @@ def _clients(result: SimulationResult) -> Figure:
         axes.grid(axis="y", alpha=0.3)
     figure.suptitle(title)
     return figure
-
-
-def _axes(columns: int) -> tuple[Figure, Sequence[Axes]]:
-    # Figures of their own, not pyplot's: no display, no global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns)
-    return figure, list(axes)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""Settings of a simulation: those of the server, plus the world around it."""
+"""Settings of a simulation: the server's and the environment's."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flower_scheduling.server.settings.run import LONGEST_WAIT_S, ServerConfig
 
 from .environments.paper import Environment
 
+# Presets that ``--scenario`` names; any flag overrides their values.
 SCENARIOS: Final[Mapping[str, Mapping[str, int | float | str]]] = {
     # Numerical results of the paper: all clients always there, equal i.i.d. data.
     "ideal": {
@@ -43,16 +44,15 @@ SCENARIOS: Final[Mapping[str, Mapping[str, int | float | str]]] = {
         "target-accuracy": 0.84,
     },
 }
-"""Values that a scenario sets; any flag overrides them."""
 
 _MOST_CLIENTS: Final = 10**6
 
+# Payload that stands for the real size of the model.
 MODEL_PAYLOAD: Final = "model"
-"""Payload that stands for the real size of the model."""
 
 
 class RadioSettings(Settings):
-    """The paper's radio cell and computing model: distances, path loss, power, bandwidth."""
+    """Settings of the paper's radio cell and computing model."""
 
     cell_radius_m: float = setting(500.0, "Radius of the cell [m].", gt=0)
     path_loss_intercept_db: float = setting(128.1, "Path loss at 1 km [dB].", ge=-1000, le=1000)
@@ -81,7 +81,7 @@ class RadioSettings(Settings):
 
 
 class SimulationConfig(ServerConfig, RadioSettings):
-    """The server's settings, and how many clients there are, where, how fast, and when."""
+    """Settings of a simulation: the server's, and the number, places and speeds of the clients."""
 
     wait_s: float = setting(
         0.0, "Longest wait for clients in a round [virtual s].", ge=0, le=LONGEST_WAIT_S
@@ -138,7 +138,7 @@ class SimulationConfig(ServerConfig, RadioSettings):
         return np.broadcast_to(np.asarray(values), self.num_clients).copy()
 
     def environment(self, model_bits: int) -> Environment:
-        """Build the world: who is where, available when, and how fast.
+        """Build the environment: distances, availability, failures and speeds of the clients.
 
         Parameters
         ----------

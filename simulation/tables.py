@@ -1,4 +1,4 @@
-"""Tables at the end of a run."""
+"""Tables of a simulation's results, for the terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .engine.runner import SimulationResult
+from .program import program_name
 
 _MAX_ROWS = 30
 
@@ -28,7 +29,7 @@ def print_tables(
     where = next(iter(folders)) if len(folders) == 1 else next(iter(folders)).parent
     console.print(f"results  {where}", highlight=False, markup=False, soft_wrap=True)
     if len(folders) == 1:
-        see = f"python -m simulation watch {shlex.quote(str(where))}"
+        see = f"{program_name()} watch {shlex.quote(str(where))}"
         console.print(f"page     {see}", highlight=False, markup=False, soft_wrap=True)
     for figure in figures:
         console.print(f"figure   {figure}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``python -m simulation watch``: the page of a run directory, running or finished."""
+"""Command ``watch``: the page of a run directory, running or finished."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from flower_scheduling.files import write_whole
 from flower_scheduling.server.page.process import DEFAULT_ADDRESS, page_token, serve_page
 from flower_scheduling.server.runtimes.signals import stoppable
 
-from .environments.recorded_run import require_run
-from .output_file import refuse_other
+from .environments.recorded import require_run
+from .output_file import ensure_overwritable
 
 
 @click.command("watch")
@@ -41,7 +41,7 @@ def watch(run: Path, address: str, save: Path | None, force: bool) -> None:
         from flower_scheduling.server.page.run_view import RunView
         from flower_scheduling.server.page.saved import MARK, saved_page
 
-        refuse_other("save", save, mark=MARK, what="page", force=force)
+        ensure_overwritable("save", save, mark=MARK, what="page", force=force)
         view = RunView(run)
         view.refresh()
         write_whole(save, saved_page(view))
@@ -60,11 +60,11 @@ def serve_until_stopped(run: Path, address: str) -> None:
     """
     console = Console(stderr=True)
 
-    def tell(url: str) -> None:
+    def print_url(url: str) -> None:
         console.print(f"page at {url} until Ctrl-C", highlight=False, soft_wrap=True, markup=False)
 
     try:
         with stoppable():
-            serve_page(run, address, page_token(address), threading.Event().wait, tell=tell)
+            serve_page(run, address, page_token(address), threading.Event().wait, tell=print_url)
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)

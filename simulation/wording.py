@@ -1,4 +1,4 @@
-"""Numbers and strangers' texts as a report shows them."""
+"""Formatting of numbers and of untrusted text for reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def percent(share: float) -> str:
 
 
 def plain(text: object, longest: int = _LONGEST) -> str:
-    """Return a text of strangers on one line: short, and without what steers a display."""
+    """Return an untrusted text on one line: short, and without what steers a display."""
     shown = "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text)
     )

@@ -1,8 +1,8 @@
-"""An emulated link and processor: a Flower client mod that waits as the models say.
+"""Emulated link and processor: a Flower client mod that waits as the models say.
 
-With it a fleet on one desk behaves like one behind fading radio links. It is told by the node
-configuration, so it works in our own client and on a stock SuperNode (``--node-config``) alike,
-and does nothing where nothing is configured.
+With it a fleet on one desk behaves like one behind fading radio links. The node configuration
+describes the device, so the mod works in our own client and on a stock SuperNode
+(``--node-config``) alike, and does nothing where nothing is configured.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .model import LinkModel
 
 __all__ = ["EmulatedDevice", "emulation_mod"]
 
+# Payload that stands for the real size of the arrays in a message.
 MODEL_PAYLOAD = "model"
-"""Payload that stands for the real size of the arrays in a message."""
+# Payload of the paper [bit].
 PAPER_PAYLOAD_BITS = 5000.0
-"""Payload of the paper [bit]."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedDevice:
-    """What a node configuration says about the device that it stands for.
+    """Link and processor of an emulated device, as a node configuration describes them.
 
     Attributes
     ----------
@@ -97,10 +97,14 @@ class EmulatedDevice:
             compute_rate=_rates(compute) if compute else None,
         )
 
-    def rng(self, server_round: int) -> np.random.Generator:
-        """Return the round's random numbers: the same for the same name and round."""
+    def rng(self, server_round: int, kind: str = MessageType.TRAIN) -> np.random.Generator:
+        """Return the random stream of one exchange, a function of name, round and kind alone.
+
+        Training keeps the stream of recorded runs, which has no number for its kind.
+        """
         digest = hashlib.sha256(self.name.encode()).digest()
-        return np.random.default_rng([int.from_bytes(digest[:8], "big"), server_round])
+        own = [] if kind == MessageType.TRAIN else [1]
+        return np.random.default_rng([int.from_bytes(digest[:8], "big"), server_round, *own])
 
     def link_s(self, rng: np.random.Generator, bits: float) -> float:
         """Draw the time of one transfer of arrays of that size [s], 0 without link or arrays."""
@@ -126,7 +130,7 @@ def emulation_mod(
     """Delay training and evaluation as the device's link and processor would.
 
     Waits for the download, lets the ClientApp work, waits for what its work would have taken
-    longer on the emulated processor, then for the upload. The reply's timing record tells both.
+    longer on the emulated processor, then for the upload. The reply's timing record has both.
 
     Parameters
     ----------
@@ -143,7 +147,7 @@ def emulation_mod(
         return call_next(message, context)
     config = message.content.get(CONFIG)
     server_round = config.get(SERVER_ROUND, 0) if isinstance(config, ConfigRecord) else 0
-    rng = device.rng(server_round if isinstance(server_round, int) else 0)
+    rng = device.rng(server_round if isinstance(server_round, int) else 0, kind)
 
     download_s = device.link_s(rng, _bits(message))
     upload_fading = rng.spawn(1)[0]  # apart from how many numbers the computing draws

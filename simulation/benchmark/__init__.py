@@ -1,1 +1,1 @@
-"""The league: every policy over a suite of scenarios, against whoever knows everything."""
+"""Benchmark: every policy over a suite of scenarios, relative to a clairvoyant oracle."""

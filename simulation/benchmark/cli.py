@@ -1,31 +1,27 @@
-"""``python -m simulation league``: compare all policies over the suite of scenarios."""
+"""Command ``league``, also ``benchmark``: all policies over the suite of scenarios."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import click
 from rich.console import Console
 
-from flower_scheduling.server.runtimes.signals import stoppable
-from flower_scheduling.server.settings.run import runnable_policies
+from flower_scheduling.server.settings.run import ServerConfig
 
-from ..job_progress import PieceProgress, fetch_data
-from ..jobs import Arrays, Piece, compute_all
+from ..job_progress import fetch_data, processes_option, run_shown
 from . import results as report
 from . import training as training_track
 from .scenario import Scenario, suite
-from .tasks import entrants, pieces_of, standings
+from .tasks import eligible_policies, jobs_of, results_of
 
 _QUICK_SEEDS: Final = 10
 
 
-@click.command()
+@click.command("league")
 @click.option(
     "--scenario",
     "names",
@@ -47,14 +43,8 @@ _QUICK_SEEDS: Final = 10
 @click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds: wide intervals.")
 @click.option("--seeds", type=click.IntRange(min=2), help="Instead of the scenarios' own numbers.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/league).")
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    default=os.cpu_count() or 1,
-    show_default="all cores",
-    help="Processes; results do not depend on it.",
-)
-def league(
+@processes_option
+def benchmark(
     names: Sequence[str],
     policies: Sequence[str],
     training: bool,
@@ -63,9 +53,9 @@ def league(
     out: Path | None,
     processes: int,
 ) -> None:
-    """Compare scheduling policies with whoever knows everything, scenario by scenario.
+    """Benchmark scheduling policies against a clairvoyant oracle, scenario by scenario.
 
-    What was computed is kept: an interrupted run goes on, and a new policy computes only itself.
+    What was computed is kept: an interrupted run goes on, and another policy computes only itself.
     """
     out = out or Path("runs") / ("league-quick" if quick else "league")
     if training:
@@ -80,11 +70,12 @@ def league(
     if seeds or quick:
         few = seeds or _QUICK_SEEDS
         scenarios = [
-            replace(each, seeds=few if seeds else min(few, each.seeds)) for each in scenarios
+            each.changed(seeds=few if seeds else min(few, each.seeds)) for each in scenarios
         ]
-    taking_part = {each.name: _chosen(each, policies) for each in scenarios}
-    pieces = [piece for each in scenarios for piece in pieces_of(each, taking_part[each.name])]
-    found = standings(scenarios, taking_part, _compute(pieces, out, processes))
+    chosen = {each.name: _chosen(each, policies, asked=bool(names)) for each in scenarios}
+    scenarios = [each for each in scenarios if chosen[each.name]]
+    jobs = [job for each in scenarios for job in jobs_of(each, chosen[each.name])]
+    found = results_of(scenarios, chosen, run_shown(jobs, out, processes))
     console = Console()
     console.print(report.table(found))
     for path in report.write(found, out):
@@ -93,12 +84,10 @@ def league(
 
 def _train(policies: Sequence[str], num_seeds: int, out: Path, processes: int) -> None:
     for name in policies:
-        if name not in runnable_policies():
-            known = ", ".join(runnable_policies())
-            raise click.UsageError(f"--policy {name!r}: must be one of {known}")
+        ServerConfig(strategy=name)  # refuses what a run refuses
     wanted = list(policies) or list(training_track.POLICIES_SHOWN)
     fetch_data()
-    results = _compute(training_track.pieces_of(wanted, num_seeds), out, processes)
+    results = run_shown(training_track.jobs_of(wanted, num_seeds), out, processes)
     found = training_track.rows(wanted, num_seeds, results)
     console = Console()
     console.print(training_track.table(found))
@@ -107,16 +96,24 @@ def _train(policies: Sequence[str], num_seeds: int, out: Path, processes: int) -
     console.print(f"written  {path}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _compute(pieces: Sequence[Piece], out: Path, processes: int) -> dict[str, Arrays]:
-    out.mkdir(parents=True, exist_ok=True)
-    with stoppable(), PieceProgress(Console(stderr=True), pieces) as progress:
-        return compute_all(pieces, out / "pieces", num_processes=processes, on_done=progress.update)
+def _chosen(scenario: Scenario, wanted: Sequence[str], *, asked: bool) -> list[str]:
+    """Return the policies to run in a scenario, in the order of the registry.
 
-
-def _chosen(scenario: Scenario, wanted: Sequence[str]) -> list[str]:
-    """Return the policies of a scenario in the order of the registry."""
-    possible = entrants(scenario)
+    Floors leave out policies that do not take them. Where none is left the scenario is refused if
+    it was asked for by name; else, as one of the whole suite, it has nothing to run.
+    """
+    own = [name for name in dict.fromkeys(wanted) if ":" in name]
+    for name in own:
+        ServerConfig(strategy=name)  # refuses what a run refuses
+    eligible = eligible_policies(scenario, own)
+    known = eligible_policies(scenario.changed(floors=[]), own)
     for name in wanted:
-        if name not in entrants(replace(scenario, floors=())):
-            raise click.UsageError(f"--policy {name!r}: must be one of {', '.join(possible)}")
-    return [name for name in possible if not wanted or name in wanted]
+        if name not in known:
+            raise click.UsageError(f"--policy {name!r}: must be one of {', '.join(eligible)}")
+    found = [name for name in eligible if not wanted or name in wanted]
+    if not found and asked:
+        raise click.UsageError(
+            f"--policy {wanted[0]!r} takes no floors, as scenario {scenario.name} has them: "
+            f"must be one of {', '.join(eligible)}"
+        )
+    return found

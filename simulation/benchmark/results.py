@@ -1,4 +1,4 @@
-"""The league's outcome: tables for people, CSV and JSON for programs, a forest plot."""
+"""Results of the benchmark as tables, CSV, JSON and a forest plot."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from rich.table import Table
 
+from .. import plots
 from ..theory.estimate import Estimate, ratio_of_means
-from .tasks import Standing
+from .tasks import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# By how much a share may fall short of its floor and still count as met.
 TOLERANCE: Final = 0.01
-"""By how much a share may fall short of its floor and still count as met."""
 
 
-def ratio(standing: Standing) -> Estimate:
-    """Return total time relative to whoever knows everything, with its 95 % interval."""
-    return ratio_of_means(standing.time_s, standing.reference_s)
+def ratio(result: Result) -> Estimate:
+    """Return total time relative to the reference, with its 95 % interval."""
+    return ratio_of_means(result.time_s, result.reference_s)
 
 
-def rows(standings: Sequence[Standing]) -> list[dict[str, Any]]:
+def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return one row per scenario and policy, ready for CSV and JSON."""
     found = []
-    for each in standings:
+    for each in results:
         interval = ratio(each)
         floors = each.shortfall is not None
         found.append(
@@ -55,10 +56,10 @@ def _rounded(value: float) -> float | None:
     return round(value, 5) if np.isfinite(value) else None
 
 
-def write(standings: Sequence[Standing], folder: Path) -> list[Path]:
+def write(results: Sequence[Result], folder: Path) -> list[Path]:
     """Write ``league.csv``, ``.json``, ``.md`` and ``forest.png``/``.svg``; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = rows(standings)
+    found = rows(results)
     with (folder / "league.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(found[0]))
         writer.writeheader()
@@ -66,23 +67,23 @@ def write(standings: Sequence[Standing], folder: Path) -> list[Path]:
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     (folder / "league.json").write_text(text, encoding="utf-8")
     (folder / "league.md").write_text(markdown(found), encoding="utf-8")
-    _draw(standings, folder)
-    names = ("league.csv", "league.json", "league.md", "forest.png", "forest.svg")
-    return [folder / name for name in names]
+    forest = folder / "forest.png", folder / "forest.svg"
+    _draw(results, *forest)
+    return [*(folder / f"league.{kind}" for kind in ("csv", "json", "md")), *forest]
 
 
-def table(standings: Sequence[Standing]) -> Table:
-    """Return how each policy did over all scenarios, for people; the scenarios are in the files."""
+def table(results: Sequence[Result]) -> Table:
+    """Return the table of policies over all scenarios, for the terminal."""
     shown = Table(
-        title="Total time, 1 = whoever knows everything",
+        title="Total time, 1 = the clairvoyant oracle",
         caption="mean and worst over the scenarios without floors; floors: runs that met all, and "
         "the mean where there are some",
     )
     shown.add_column("policy")
     for column in ("mean", "worst", "in", "floors met", "with floors", "decision [µs]"):
         shown.add_column(column, justify="right" if column != "in" else "left")
-    for policy in dict.fromkeys(each.policy for each in standings):
-        own = [each for each in standings if each.policy == policy]
+    for policy in dict.fromkeys(each.policy for each in results):
+        own = [each for each in results if each.policy == policy]
         free = [each for each in own if each.shortfall is None]
         bound = [each for each in own if each.shortfall is not None]
         worst = max(free, key=lambda each: ratio(each).mean, default=None)
@@ -113,7 +114,7 @@ def markdown(found: Sequence[Mapping[str, Any]], policies: Sequence[str] = ()) -
     Returns
     -------
     str
-        The best of them is bold; in parentheses who missed a floor in some run.
+        The best of them is bold; in parentheses policies that missed a floor in some run.
     """
     policies = policies or list(dict.fromkeys(row["policy"] for row in found))
     by_place = {(row["policy"], row["scenario"]): row for row in found}
@@ -139,42 +140,35 @@ def _met(row: Mapping[str, Any]) -> bool:
     return row["floors_met"] in (None, "") or float(row["floors_met"]) == 1.0
 
 
-def _mean(standings: Sequence[Standing]) -> str:
+def _mean(results: Sequence[Result]) -> str:
     """Return the geometric mean of ratios."""
-    if not standings:
+    if not results:
         return ""
-    return f"{np.exp(np.mean([np.log(ratio(each).mean) for each in standings])):.3f}"
+    return f"{np.exp(np.mean([np.log(ratio(each).mean) for each in results])):.3f}"
 
 
-def _meets(standing: Standing) -> bool:
-    return standing.shortfall is None or bool((standing.shortfall <= TOLERANCE).all())
+def _meets(result: Result) -> bool:
+    return result.shortfall is None or bool((result.shortfall <= TOLERANCE).all())
 
 
-def _draw(standings: Sequence[Standing], folder: Path) -> None:
-    # A figure of its own, not pyplot's: no display, no global state.
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    scenarios = list(dict.fromkeys(each.scenario.name for each in standings))
+def _draw(results: Sequence[Result], *paths: Path) -> None:
+    scenarios = list(dict.fromkeys(each.scenario.name for each in results))
     columns = min(3, len(scenarios))
     lines = -(-len(scenarios) // columns)
-    tallest = max(sum(e.scenario.name == name for e in standings) for name in scenarios)
-    figure = Figure(figsize=(4.6 * columns, (0.6 + 0.2 * tallest) * lines), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(lines, columns, squeeze=False).ravel()
-    for panel, name in zip(panels, scenarios, strict=False):
-        _draw_scenario(panel, [each for each in standings if each.scenario.name == name])
-    for panel in panels[len(scenarios) :]:
-        panel.set_visible(False)
-    figure.suptitle("Total time relative to whoever knows everything, 95 % intervals")
-    with mpl.rc_context({"svg.hashsalt": "league", "svg.fonttype": "none"}):
-        figure.savefig(folder / "forest.svg", metadata={"Date": None})
-    figure.savefig(folder / "forest.png", dpi=110)
+    tallest = max(sum(e.scenario.name == name for e in results) for name in scenarios)
+    with plots.look("league", **{"svg.fonttype": "none"}):
+        size = (4.6 * columns, (0.6 + 0.2 * tallest) * lines)
+        figure, panels = plots.new_figure(size, lines, columns)
+        for panel, name in zip(panels, scenarios, strict=False):
+            _draw_scenario(panel, [each for each in results if each.scenario.name == name])
+        for panel in panels[len(scenarios) :]:
+            panel.set_visible(False)
+        figure.suptitle("Total time relative to the clairvoyant oracle, 95 % intervals")
+        plots.save(figure, *paths)
 
 
-def _draw_scenario(panel: Axes, standings: Sequence[Standing]) -> None:
-    ordered = sorted(standings, key=lambda each: -ratio(each).mean)
+def _draw_scenario(panel: Axes, results: Sequence[Result]) -> None:
+    ordered = sorted(results, key=lambda each: -ratio(each).mean)
     for place, each in enumerate(ordered):
         found = ratio(each)
         colour = "tab:red" if not _meets(each) else "tab:blue"
@@ -187,8 +181,8 @@ def _draw_scenario(panel: Axes, standings: Sequence[Standing]) -> None:
             color=colour,
         )
     panel.axvline(1.0, color="0.5", linewidth=1)
-    if standings[0].scenario.target:
-        panel.axvline(standings[0].scenario.target, color="0.5", linewidth=1, linestyle=":")
+    if results[0].scenario.target:
+        panel.axvline(results[0].scenario.target, color="0.5", linewidth=1, linestyle=":")
     panel.set_xscale("log")
     most = panel.get_xlim()[1]
     steps = (1, 1.1, 1.2, 1.5, 2, 3) if most < 4 else (1, 2, 3, 5, 10, 20, 50)
@@ -196,5 +190,5 @@ def _draw_scenario(panel: Axes, standings: Sequence[Standing]) -> None:
     panel.set_xticks(ticks, [f"{value:g}" for value in ticks])
     panel.set_xticks([], minor=True)
     panel.set_yticks(np.arange(len(ordered)), [each.policy for each in ordered], fontsize=7)
-    panel.set_title(standings[0].scenario.name, fontsize=9)
+    panel.set_title(results[0].scenario.name, fontsize=9)
     panel.grid(axis="x", alpha=0.3)

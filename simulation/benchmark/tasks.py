@@ -1,15 +1,19 @@
-"""What the league computes: one piece of work per scenario and policy, all on the same draws."""
+"""Jobs of the benchmark: one per scenario and policy, all policies on the same draws."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from flower_scheduling.server.settings.run import runnable_policies
 from flower_scheduling.strategies import (
     POLICIES,
     Explanation,
@@ -24,28 +28,29 @@ from flower_scheduling.strategies.selection import top_arms
 
 from ..engine.study import SEEDS_PER_CHUNK, Contender, drop, run_chunk
 from ..environments.paper import Environment
-from ..jobs import Arrays, Piece
+from ..jobs import Arrays, Job, digest_files
 from ..theory.optimum import best_stationary_policy, mean_slowest_of_law
 from .scenario import Scenario
 
 SEED: Final = 20
+# Label of the time that policies are compared with: the clairvoyant oracle's, or under floors the
+# linear program's.
 REFERENCE: Final = "reference"
-"""Label of whoever knows everything."""
+# Round from which on floors are to be met; the last one of shorter runs.
 FIRST_CHECK: Final = 1000
-"""Round from which on floors are to be met; the last one of shorter runs."""
 _CHECK_EVERY: Final = 250
 _TIMED_ROUNDS: Final = 200
 
 
-class KnowsEverything(SchedulingPolicy):
-    """Select the available arms with the smallest true means of the round that comes.
+class ClairvoyantOracle(SchedulingPolicy):
+    """Clairvoyant oracle: the available arms with the smallest true means of the coming round.
 
-    Without changes and with everybody there it is the paper's best super arm.
+    In a stationary environment with all arms available it is the paper's best super arm.
 
     Parameters
     ----------
     environment : Environment
-        What it knows.
+        Where the true means come from.
     **parameters
         Those of :class:`.SchedulingPolicy`.
     """
@@ -67,38 +72,61 @@ class KnowsEverything(SchedulingPolicy):
         return self._environment.expected_time_s(self.tau_max_s, context.round)
 
 
-def entrants(scenario: Scenario) -> list[str]:
-    """Return the policies that take part: those that learn from times alone."""
+def eligible_policies(scenario: Scenario, more: Iterable[str] = ()) -> list[str]:
+    """Return the policies that a scenario can have: those that learn from times alone.
+
+    In a scenario with floors only those that keep floors, and random for comparison.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        The scenario.
+    more : iterable of str
+        Policies besides the registered ones, as ``module:Class``.
+    """
+    floors = scenario.min_participation
     return [
         name
-        for name, spec in POLICIES.items()
-        if not spec.needs
-        and "expected_time_s" not in spec.parameters()
-        and (not scenario.floors or name == "random" or _takes_floors(name))
+        for name in (*runnable_policies(), *more)
+        if not POLICIES[name].needs
+        and (not floors or name == "random" or POLICIES[name].keeps_floors)
     ]
 
 
-def pieces_of(scenario: Scenario, policies: list[str]) -> list[Piece]:
-    """Return the work that a scenario takes: that of the reference first."""
+def policy_code(name: str) -> str:
+    """Return a digest of the code of a policy of others: its package, or its one file."""
+    module = inspect.getmodule(POLICIES[name].build)
+    if module is None or module.__name__.startswith("flower_scheduling."):
+        return ""
+    package = sys.modules.get(module.__name__.partition(".")[0], module)
+    file = Path(getattr(package, "__file__", None) or str(module.__file__))
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    return digest_files((each.relative_to(file.parent).as_posix(), each) for each in files)
+
+
+def jobs_of(scenario: Scenario, policies: list[str]) -> list[Job]:
+    """Return the jobs of a scenario, the reference's first."""
     rows = min(scenario.seeds, SEEDS_PER_CHUNK)
     each_s = scenario.rounds * (1e-4 + 3e-8 * rows * scenario.num_clients)
-    reference = partial(_floors_reference if scenario.floors else _reference, scenario)
+    reference = partial(_floors_reference if scenario.min_participation else _reference, scenario)
     return [
-        Piece(f"{scenario.name}-{REFERENCE}", reference, each_s),
+        Job(f"{scenario.name}-{REFERENCE}", reference, each_s),
         *(
-            Piece(f"{scenario.name}-{name}", partial(_play, scenario, name), 2 * each_s)
+            Job(
+                f"{scenario.name}-{name}",
+                partial(_play, scenario, name),
+                2 * each_s,
+                policy_code(name),
+            )
             for name in policies
         ),
     ]
 
 
-def _takes_floors(name: str) -> bool:
-    return "min_participation" in POLICIES[name].parameters()
-
-
 def _contender(scenario: Scenario, name: str) -> Contender:
-    floors = {"min_participation": list(scenario.floors)}
-    return Contender(name, floors if scenario.floors and _takes_floors(name) else {})
+    floors = scenario.min_participation
+    params = {"min_participation": floors} if floors and POLICIES[name].keeps_floors else {}
+    return Contender(name, params)
 
 
 def _run(scenario: Scenario, contender: Contender) -> Arrays:
@@ -123,10 +151,10 @@ def _run(scenario: Scenario, contender: Contender) -> Arrays:
         "time_s": np.concatenate([part.total_time_s for part in parts]),
         "failures": np.concatenate([part.failures for part in parts]),
     }
-    if scenario.floors:
+    if floors := scenario.min_participation:
         played = np.concatenate([part.play_count_at for part in parts])
         share = played / np.array(checkpoints)[:, np.newaxis]
-        found["shortfall"] = (np.array(scenario.floors) - share).max(axis=(1, 2), initial=0.0)
+        found["shortfall"] = (np.array(floors) - share).max(axis=(1, 2), initial=0.0)
     return found
 
 
@@ -137,7 +165,7 @@ def _play(scenario: Scenario, name: str) -> Arrays:
 
 def _reference(scenario: Scenario) -> Arrays:
     return _run(
-        scenario, Contender(KnowsEverything, from_environment=lambda env: {"environment": env})
+        scenario, Contender(ClairvoyantOracle, from_environment=lambda env: {"environment": env})
     )
 
 
@@ -151,7 +179,7 @@ def _floors_reference(scenario: Scenario) -> Arrays:
             cost = mean_slowest_of_law(survival[:, row], weight_s)
             best = best_stationary_policy(
                 cost,
-                min_participation=scenario.floors,
+                min_participation=scenario.min_participation,
                 num_selected=scenario.num_selected,
                 availability=scenario.availability,
                 num_samples=1 if (scenario.availability == 1.0).all() else None,
@@ -188,22 +216,22 @@ def _decision_s(scenario: Scenario, name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How one policy did in one scenario.
+class Result:
+    """Result of one policy in one scenario.
 
     Attributes
     ----------
     scenario : Scenario
-        Where.
+        The scenario.
     policy : str
-        Who.
+        The policy's name.
     time_s, reference_s : (num_seeds,) float64
-        Total time, its own and that of whoever knows everything [s].
+        Total time, its own and the reference's [s].
     shortfall : (num_seeds,) float64 or None
         By how much the share of some client fell short of its floor at worst, from round 1000 on;
         ``None`` without floors.
     decision_s : float
-        What a decision takes [s].
+        Time of a decision [s].
     """
 
     scenario: Scenario
@@ -214,18 +242,18 @@ class Standing:
     decision_s: float
 
 
-def standings(
-    scenarios: list[Scenario], policies: Mapping[str, list[str]], results: Mapping[str, Arrays]
-) -> list[Standing]:
-    """Return how everybody did, in the order of scenarios and policies."""
+def results_of(
+    scenarios: list[Scenario], policies: Mapping[str, list[str]], computed: Mapping[str, Arrays]
+) -> list[Result]:
+    """Return the results in the order of scenarios and policies, from those of the jobs."""
     return [
-        Standing(
+        Result(
             scenario,
             name,
-            results[f"{scenario.name}-{name}"]["time_s"],
-            results[f"{scenario.name}-{REFERENCE}"]["time_s"],
-            results[f"{scenario.name}-{name}"].get("shortfall"),
-            float(results[f"{scenario.name}-{name}"]["decision_s"]),
+            computed[f"{scenario.name}-{name}"]["time_s"],
+            computed[f"{scenario.name}-{REFERENCE}"]["time_s"],
+            computed[f"{scenario.name}-{name}"].get("shortfall"),
+            float(computed[f"{scenario.name}-{name}"]["decision_s"]),
         )
         for scenario in scenarios
         for name in policies[scenario.name]

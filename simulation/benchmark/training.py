@@ -1,4 +1,4 @@
-"""The league's training track: seconds to an accuracy, not only seconds per round."""
+"""Training track of the benchmark: seconds to an accuracy, not only seconds per round."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
-from ..jobs import Arrays, Piece
+from ..jobs import Arrays, Job
 from ..settings import SCENARIOS, SimulationConfig
 from ..theory.estimate import estimate
+from .tasks import policy_code
 
+# No policy of the registry but the optimum of the paper's linear program, which knows the law of
+# every time.
 LINEAR_PROGRAM: Final = "linear-program"
-"""No policy but the optimum of the paper's linear program, which knows the law of every time."""
+# The leading policies, those to beat, and the shortest rounds that the floors allow.
 POLICIES_SHOWN: Final = (
     *("cs-ucb-q-loss", "cs-ucb-q-adaptive", "cs-ucb-adaptive", "cs-ucb-q"),
     *("local-accuracy", "oort", "random", "round-robin", LINEAR_PROGRAM),
 )
-"""The leading policies, those to beat, and the shortest rounds that the floors allow."""
-_PIECE_S: Final = 12.0
+_JOB_S: Final = 12.0
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """Data to learn from, and how far.
+class TrainingTask:
+    """Training task: a simulation's settings and the accuracy to be reached.
 
     Attributes
     ----------
@@ -43,13 +45,13 @@ class Course:
     settings: Mapping[str, Any]
 
 
-COURSES: Final = {
-    "paper": Course(
+TASKS: Final = {
+    "paper": TrainingTask(
         "the paper's: five digits each at two of ten, one at the others",
         0.8,
         {**SCENARIOS["non-ideal"], "scenario": "non-ideal", "rounds": 6000},
     ),
-    "dirichlet": Course(
+    "dirichlet": TrainingTask(
         "Dirichlet, 0.1: a mixture of its own at each of twenty",
         0.86,
         {
@@ -59,22 +61,26 @@ COURSES: Final = {
             "learning-rate": 0.02,
         },
     ),
-    "alike": Course(
+    "alike": TrainingTask(
         "the same at each of twenty",
         0.78,
         {**SCENARIOS["ideal"], "scenario": "ideal", "rounds": 3000, "fairness": "none"},
     ),
 }
-"""What the policies are compared on."""
 
 
-def pieces_of(policies: Sequence[str], num_seeds: int) -> list[Piece]:
-    """Return the work: one run per course, policy and seed."""
+def jobs_of(policies: Sequence[str], num_seeds: int) -> list[Job]:
+    """Return the jobs: one run per task, policy and seed."""
     return [
-        Piece(_stem(course, name, seed), partial(_train, course, name, seed), _PIECE_S)
-        for course in COURSES
+        Job(
+            _stem(task, name, seed),
+            partial(_train, task, name, seed),
+            _JOB_S,
+            "" if name == LINEAR_PROGRAM else policy_code(name),
+        )
+        for task in TASKS
         for name in policies
-        if _runs(course, name)
+        if _eligible(task, name)
         for seed in range(num_seeds)
     ]
 
@@ -82,23 +88,23 @@ def pieces_of(policies: Sequence[str], num_seeds: int) -> list[Piece]:
 def rows(
     policies: Sequence[str], num_seeds: int, results: Mapping[str, Arrays]
 ) -> list[dict[str, Any]]:
-    """Return one row per course and policy; ``reached`` counts the runs that reached the target.
+    """Return one row per task and policy; ``reached`` counts the runs that reached the target.
 
     Of a policy that did not reach it in some run, seconds and rounds are ``None``: a mean over the
     others would flatter it.
     """
     found = []
-    for course, name in ((c, n) for c in COURSES for n in policies if _runs(c, n)):
-        runs = [results[_stem(course, name, seed)] for seed in range(num_seeds)]
+    for task, name in ((t, n) for t in TASKS for n in policies if _eligible(t, n)):
+        runs = [results[_stem(task, name, seed)] for seed in range(num_seeds)]
         seconds = np.array([float(run["seconds"]) for run in runs])
         rounds = np.array([float(run["rounds"]) for run in runs])
         reached = int(np.isfinite(seconds).sum())
         whole = estimate(seconds) if reached == num_seeds else None
         found.append(
             {
-                "course": course,
+                "course": task,  # the key of files written before
                 "policy": name,
-                "target": COURSES[course].target,
+                "target": TASKS[task].target,
                 "reached": reached,
                 "runs": num_seeds,
                 "seconds": whole and round(whole.mean, 1),
@@ -112,11 +118,11 @@ def rows(
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the rows for people."""
+    """Return the rows as a table for the terminal."""
     shown = Table(title="Seconds to an accuracy")
     shown.add_column("policy")
-    for course in COURSES:
-        shown.add_column(f"{course}, {COURSES[course].target:.0%}", justify="right")
+    for name, task in TASKS.items():
+        shown.add_column(f"{name}, {task.target:.0%}", justify="right")
     for name, cells in _cells(found):
         shown.add_row(name, *cells)
     return shown
@@ -124,7 +130,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
 
 def markdown(found: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as a table for documentation."""
-    titles = [f"{course.name}; to {course.target:.0%}" for course in COURSES.values()]
+    titles = [f"{task.name}; to {task.target:.0%}" for task in TASKS.values()]
     lines = [
         f"| policy | {' | '.join(titles)} |",
         "|---" * (len(titles) + 1) + "|",
@@ -134,10 +140,10 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cells(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return for each policy what it reached on each course."""
+    """Return the cells of each policy, one per task."""
     by_place = {(row["course"], row["policy"]): row for row in found}
     names = list(dict.fromkeys(row["policy"] for row in found))
-    return [(name, [_cell(by_place.get((c, name))) for c in COURSES]) for name in names]
+    return [(name, [_cell(by_place.get((task, name))) for task in TASKS]) for name in names]
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
@@ -148,20 +154,20 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     return f"{row['seconds']:.0f} ({row['low']:.0f} to {row['high']:.0f})"
 
 
-def _stem(course: str, name: str, seed: int) -> str:
-    return f"training-{course}-{name}-{seed:02}"
+def _stem(task: str, name: str, seed: int) -> str:
+    return f"training-{task}-{name}-{seed:02}"
 
 
-def _runs(course: str, name: str) -> bool:
-    """Tell whether a policy takes part: the linear program is for few clients."""
-    return name != LINEAR_PROGRAM or course == "paper"
+def _eligible(task: str, name: str) -> bool:
+    """Whether a task can have a policy: the linear program is for few clients."""
+    return name != LINEAR_PROGRAM or task == "paper"
 
 
-def _train(course: str, name: str, seed: int) -> Arrays:
+def _train(task: str, name: str, seed: int) -> Arrays:
     from ..engine.batched import run_batched
     from ..theory.linear_program import linear_program
 
-    settings, target = COURSES[course].settings, COURSES[course].target
+    settings, target = TASKS[task].settings, TASKS[task].target
     known = name == LINEAR_PROGRAM
     config = SimulationConfig.from_mapping(
         {

@@ -1,1 +1,1 @@
-"""What plays rounds: the virtual grid, the batched trainer, studies, replays."""
+"""Engines that play rounds: virtual grid, batched training, studies, replays."""

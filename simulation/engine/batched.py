@@ -1,8 +1,8 @@
-"""Training curves without messages: the same rounds as a simulation, many times as fast.
+"""Batched training without messages: the rounds of a simulation, many times as fast.
 
 The paper's training figures compare policies over many seeds. Here the clients of a round are
 trained together in one numpy pass; policy, latencies, partition, minibatches and arithmetic are
-those of ``python -m simulation``, so that a run gives the same selections, times and weights. The
+those of a simulation, so that a run gives the same selections, times and weights. The
 test images are measured for several rounds at once, in another order of additions: an accuracy may
 differ by the odd image whose two largest logits agree to six digits.
 """
@@ -49,9 +49,10 @@ __all__ = ["BatchedHook", "TrainingCurve", "compare_batched", "run_batched"]
 WeightArray: TypeAlias = NDArray[np.float32]
 
 BatchedHook: TypeAlias = Callable[[int, BoolArray, BoolArray, float], None]
-"""Called after each round with its number, who was selected and who delivered in time, both
-(num_clients,) bool, and the virtual time since the start [s]."""
+"""Called after each round with its number, the clients that were selected and those that delivered
+in time, both (num_clients,) bool, and the virtual time since the start [s]."""
 
+# Settings of which only one value is supported here.
 _SUPPORTED: Final[Mapping[str, object]] = {
     "model": "logistic",
     "aggregation": "fedavg",
@@ -62,19 +63,18 @@ _SUPPORTED: Final[Mapping[str, object]] = {
     "wait_s": 0.0,
     "run_dir": "",
 }
-"""Settings of which only one value is understood here."""
 
+# ``ScheduledStrategy.start`` limits a round to this, however large the deadline [s].
 _LONGEST_ROUND_S: Final = 3600.0
-"""What ``ScheduledStrategy.start`` limits a round to, however large the deadline [s]."""
 _NUM_WEIGHTS: Final = NUM_CLASSES * NUM_PIXELS
 _NUM_VALUES: Final = _NUM_WEIGHTS + NUM_CLASSES
+# The matrix product for 16 models takes five times that for one.
 _MODELS_PER_EVALUATION: Final = 16
-"""The matrix product for 16 models takes five times that for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCurve:
-    """What one run leaves behind.
+    """Result of one run: accuracy against rounds and time, counts and the final model.
 
     Attributes
     ----------
@@ -115,12 +115,12 @@ def run_batched(
     Parameters
     ----------
     config : SimulationConfig
-        Settings, as for ``python -m simulation``. Other models and aggregations, evaluation on
+        Settings of a simulation. Other models and aggregations, evaluation on
         clients, late joiners, waiting and run directories are not supported.
     hook : callable, optional
         Called after each round, see :data:`BatchedHook`.
     policy : SchedulingPolicy, optional
-        What schedules, instead of the policy that the settings name.
+        Used instead of the policy that the settings name.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def run_batched(
     for name, value in _SUPPORTED.items():
         allowed = f"{value if value != '' else 'empty'} in batched training"
         config.require(name, getattr(config, name) == value, allowed)
-    Simulation(config)  # refuses what a simulation would refuse
+    Simulation(config)  # refuses what a simulation refuses
     return _Run(config, hook, policy).play()
 
 
@@ -177,7 +177,7 @@ def compare_batched(
 
 
 class _Run:
-    """The state of one run.
+    """State of one run.
 
     A model is one row of 7850 numbers, weights before biases, so that one operation averages it.
     """
@@ -198,45 +198,45 @@ class _Run:
             [model.views["weight"].ravel(), model.views["bias"]]
         )
         self._updates: WeightArray = np.empty((config.num_selected, _NUM_VALUES), dtype=np.float32)
-        self._fleet = _Fleet(config, data)
-        self._examination = _Examination(data)
+        self._data = _ClientData(config, data)
+        self._evaluator = _Evaluator(data)
         self._environment = config.environment(8 * self._model.nbytes)
         self._policy = _build_policy(config) if policy is None else policy
         self._reports = POLICIES[config.strategy].reports
-        self._met: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
+        self._seen: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
         self._deadline_s = min(config.tau_max_s, _LONGEST_ROUND_S)
         self._busy_until_s: FloatArray = np.zeros(config.num_clients)
         self._time_s = 0.0
         self._failures: IntArray = np.zeros(config.num_clients, dtype=np.int64)
 
     def play(self) -> TrainingCurve:
-        """Play all rounds, or until the target is reached."""
-        config, examination = self._config, self._examination
+        """Run all rounds, or until the target is reached."""
+        config, evaluator = self._config, self._evaluator
         target = config.target_accuracy
         for t in range(1, config.rounds + 1):
             self._play_round(t)
             if t == config.rounds or t % config.eval_every == 0:
-                examination.add(t, self._time_s, self._model)
+                evaluator.add(t, self._time_s, self._model)
                 # Whether to stop must be known now; else several models are measured at once.
-                if target > 0 and examination.accuracies()[-1] >= target:
+                if target > 0 and evaluator.accuracies()[-1] >= target:
                     break
         weight, bias = _split(self._model[np.newaxis])
         return TrainingCurve(
             config=config,
-            rounds=np.array(examination.rounds),
-            time_s=np.array(examination.times_s),
-            accuracy=np.array(examination.accuracies()),
-            loss=np.array(examination.losses()),
+            rounds=np.array(evaluator.rounds),
+            time_s=np.array(evaluator.times_s),
+            accuracy=np.array(evaluator.accuracies()),
+            loss=np.array(evaluator.losses()),
             selections=self._policy.play_count.copy(),
             failures=self._failures,
             weights={"weight": weight[0], "bias": bias[0]},
         )
 
     def _play_round(self, t: int) -> None:
-        """Select, train, learn; as ``ScheduledStrategy`` on a ``VirtualGrid`` does."""
+        """Select, train and learn, as ``ScheduledStrategy`` on a ``VirtualGrid`` does."""
         draw = self._environment.round(t)
         available = draw.available & (self._busy_until_s <= self._time_s)
-        self._meet(available)
+        self._note_sizes(available)
         selection = self._policy.ask(RoundContext(t, available))
         arms = selection.positions
 
@@ -256,7 +256,7 @@ class _Run:
         delivered = arms[on_time]
         reported = {name: np.full(available.shape, np.nan) for name in self._reports}
         if "local_accuracy" in reported:
-            reported["local_accuracy"] = self._fleet.local_accuracies(self._model, delivered)
+            reported["local_accuracy"] = self._data.local_accuracies(self._model, delivered)
         if delivered.size:
             loss, usable = self._step(t, delivered)
             if "loss" in reported:
@@ -270,15 +270,15 @@ class _Run:
         if self._hook is not None:
             self._hook(t, selection.mask, selection.mask & completed, self._time_s)
 
-    def _meet(self, available: BoolArray) -> None:
-        """Learn the size of clients seen for the first time; floors count others as average."""
-        if not (available & ~self._met).any():
+    def _note_sizes(self, available: BoolArray) -> None:
+        """Set the floors when clients are seen for the first time; others count as average."""
+        if not (available & ~self._seen).any():
             return
-        self._met |= available
+        self._seen |= available
         policy = self._policy
         if hasattr(policy, "min_participation"):
-            sizes = self._fleet.sizes
-            known = np.where(self._met, sizes, sizes[self._met].mean())
+            sizes = self._data.sizes
+            known = np.where(self._seen, sizes, sizes[self._seen].mean())
             rule = parse_floors(self._config.fairness)
             policy.min_participation = rule.floors(known, self._config.num_selected)
 
@@ -299,16 +299,16 @@ class _Run:
         usable : (n,) bool
             False for clients whose model has diverged, which the average leaves out.
         """
-        fleet = self._fleet
+        data = self._data
         updates = self._updates[: arms.size]
         updates[...] = self._model
         weight, bias = _split(updates)
         loss = train_logistic(
             weight,
             bias,
-            fleet.pixels,
-            fleet.labels,
-            fleet.minibatches(t, arms),
+            data.pixels,
+            data.labels,
+            data.minibatches(t, arms),
             self._config.learning_rate,
         )
         largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
@@ -316,14 +316,14 @@ class _Run:
         if not usable.all():
             arms, updates = arms[usable], updates[usable]
         if arms.size:
-            sizes = fleet.sizes[arms]
+            sizes = data.sizes[arms]
             updates *= (sizes / sizes.sum()).astype(np.float32)[:, np.newaxis]
             self._model = updates.sum(axis=0)  # one after the other, as FedAvg does
         return loss, usable
 
 
-class _Fleet:
-    """The clients' data.
+class _ClientData:
+    """Training data of the clients.
 
     Attributes
     ----------
@@ -384,8 +384,8 @@ class _Fleet:
         return accuracies
 
 
-class _Examination:
-    """The models that were to be evaluated, and how well they recognise the test images.
+class _Evaluator:
+    """Evaluator of models on the test images, several at once.
 
     Attributes
     ----------

@@ -1,11 +1,12 @@
-"""Run one simulation: real ServerApp, real ClientApps, real data, virtual time."""
+"""Simulation: real ServerApp, real ClientApps, real data, virtual time."""
 
 from __future__ import annotations
 
 import json
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from flower_scheduling.server.app import create_app, prepare_run
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
 from flower_scheduling.server.runs.directory import TRUTH, read_rounds
 from flower_scheduling.strategies import POLICIES, check_feasibility, parse_floors
-from flower_scheduling.strategies.flower import RoundHook, RoundRecord
+from flower_scheduling.strategies.flower import LOGGER, RoundHook, RoundRecord
 
 from ..settings import SimulationConfig
 from .virtual_grid import VirtualGrid
@@ -28,7 +29,7 @@ from .virtual_grid import VirtualGrid
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a simulation leaves behind.
+    """Result of a simulation.
 
     Attributes
     ----------
@@ -46,7 +47,7 @@ class SimulationResult:
 
 
 class Simulation:
-    """A simulation that is ready to run: settings checked, data loaded and distributed.
+    """Simulation that is ready to run: settings checked, data loaded and distributed.
 
     Parameters
     ----------
@@ -72,8 +73,6 @@ class Simulation:
             config, availability=float(config.per_client("availability").mean())
         )
         torch.set_num_threads(1)  # small batches: threads cost more than they bring
-        # Flower logs several lines a round, which costs as much time as the round itself.
-        logging.getLogger("flwr").setLevel(logging.ERROR)
         self.config = config
         labels = load_mnist(config.data_dir or None).train_labels.numpy()
         partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
@@ -90,7 +89,7 @@ class Simulation:
         hooks : sequence of callable
             Called after each round.
         resume : bool
-            Whether to go on with the run in ``run-dir``, whose last checkpoint decides where.
+            Whether to go on with the run in ``run-dir``, from its last checkpoint.
         """
         from flower_scheduling.client.app import create_client_app
 
@@ -128,7 +127,8 @@ class Simulation:
             state=RecordDict(),
             run_config=run_config,
         )
-        server_app(grid, context)
+        with _quiet_flower():
+            server_app(grid, context)
         summary = results.summary
         if resume:  # with what was before
             names = [arm["name"] for arm in summary["arms"]]
@@ -174,3 +174,20 @@ class _Results(RoundCallback):
 
     def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
         self.summary = dict(summary)
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Drop what Flower itself logs below an error, while our loggers keep their level.
+
+    Flower logs several lines a round, which costs as much time as the round itself.
+    """
+    flower = logging.getLogger("flwr")
+    levels = flower.level, LOGGER.level
+    LOGGER.setLevel(LOGGER.getEffectiveLevel())
+    flower.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        flower.setLevel(levels[0])
+        LOGGER.setLevel(levels[1])

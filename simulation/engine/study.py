@@ -1,4 +1,4 @@
-"""Scheduling studies without training: the same policies over hundreds of seeds at once."""
+"""Scheduling studies without training: policies over hundreds of seeds at once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from flower_scheduling.strategies import (
 )
 from flower_scheduling.strategies.base import FloatArray, IntArray, check_count, check_real
 
-from ..environments.paper import Fleet
+from ..environments.paper import StudyEnvironment
 
+# Rows of one batch. Fixed: were it the number of processes, the results would depend on it.
 SEEDS_PER_CHUNK: Final = 200
-"""Rows of one batch. Fixed: were it the number of processes, the results would depend on it."""
 
-_FleetT = TypeVar("_FleetT", bound=Fleet)
+_EnvironmentT = TypeVar("_EnvironmentT", bound=StudyEnvironment)
 
 _ENVIRONMENT: Final = 0  # streams below the seed of a chunk
 _POLICY: Final = 1
@@ -34,7 +34,7 @@ _POLICY: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy in a study.
+    """Policy of a study, with its parameters.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """What one policy cost, for each seed.
+    """Result of one policy in a study, a row per seed.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class StudyResult:
 
 def run_study(
     policies: Sequence[str] | Mapping[str, Contender],
-    environment: Callable[..., Fleet],
+    environment: Callable[..., StudyEnvironment],
     *,
     num_selected: int,
     tau_max_s: float,
@@ -112,7 +112,7 @@ def run_study(
     Parameters
     ----------
     policies : sequence of str, or mapping of label to Contender
-        Who takes part.
+        Policies to compare.
     environment : callable
         Called with ``batch_shape`` and ``seed``, e.g. ``partial(Environment, num_arms=20)``.
     num_selected : int, >= 1
@@ -178,8 +178,8 @@ def run_study(
 
 
 def drops(
-    environment: Callable[..., _FleetT], *, num_seeds: int, seed: int = 0
-) -> Iterator[_FleetT]:
+    environment: Callable[..., _EnvironmentT], *, num_seeds: int, seed: int = 0
+) -> Iterator[_EnvironmentT]:
     """Yield the environments of a study, for what depends on the drops and not on a policy.
 
     Parameters
@@ -189,7 +189,7 @@ def drops(
 
     Yields
     ------
-    Environment
+    environment
         One per chunk of :data:`SEEDS_PER_CHUNK` seeds, with a row per seed in their order.
 
     Raises
@@ -203,7 +203,9 @@ def drops(
         yield drop(environment, chunk, num_seeds, seed)
 
 
-def drop(environment: Callable[..., _FleetT], chunk: int, num_seeds: int, seed: int) -> _FleetT:
+def drop(
+    environment: Callable[..., _EnvironmentT], chunk: int, num_seeds: int, seed: int
+) -> _EnvironmentT:
     """Return the environment of one chunk of a study, a row per seed."""
     return environment(
         batch_shape=(min(SEEDS_PER_CHUNK, num_seeds - chunk * SEEDS_PER_CHUNK),),
@@ -212,7 +214,7 @@ def drop(environment: Callable[..., _FleetT], chunk: int, num_seeds: int, seed: 
 
 
 class _Tally:
-    """What a policy has cost so far, one row per seed."""
+    """Running totals of a policy in a study, one row per seed."""
 
     def __init__(self, policy: SchedulingPolicy, num_checkpoints: int, *, pseudo: bool) -> None:
         (num_seeds,) = policy.batch_shape
@@ -234,7 +236,7 @@ class _Tally:
         cost_s: FloatArray,
         means_s: FloatArray | None,
     ) -> None:
-        """Play a round; `cost_s` is what each arm would cost it, and `means_s` on average."""
+        """Play a round; `cost_s` is the time of each arm in it, `means_s` its true mean."""
         selection = self.policy.ask(context)
         self.policy.tell(selection, outcome)
         self.time_s += _slowest(cost_s, selection, self.policy.num_selected)
@@ -266,7 +268,7 @@ class _Tally:
 
 def run_chunk(
     contenders: Mapping[str, Contender],
-    environment: Callable[..., Fleet],
+    environment: Callable[..., StudyEnvironment],
     chunk: int,
     *,
     num_selected: int,
@@ -295,7 +297,7 @@ def run_chunk(
             num_selected=num_selected,
             tau_max_s=tau_max_s,
             batch_shape=env.batch_shape,
-            # The same for all: a policy's result does not depend on who else takes part.
+            # The same for all: a policy's result does not depend on the others in the study.
             rng=np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(chunk, _POLICY))),
             **contender.params,
             **more,

@@ -1,4 +1,4 @@
-"""A Flower grid in one process and virtual time: real apps, no waiting."""
+"""Flower grid in one process and virtual time: real ClientApps, no waiting."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FIRST_NODE_ID = 1000  # clear of the SuperLink's own id
 
 
 class VirtualGrid(OwnGrid):
-    """Carry messages to ClientApps in this process; a round trip takes what the model says.
+    """Grid over ClientApps in this process; round trips take the environment's virtual times.
 
     Time is virtual: an exchange costs what the clients compute, not what it would take to wait.
     Training takes download, local update and upload of the environment's draw for that round,
@@ -59,8 +59,8 @@ class VirtualGrid(OwnGrid):
     run_config : dict
         Run configuration that the ClientApps see.
     late : {"abandon", "busy"}
-        What a client does that misses the deadline: gives up (the paper), or goes on and is
-        busy until its answer would have come.
+        What a client does past the deadline: give up (the paper), or go on and be busy until its
+        answer would have come.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class VirtualGrid(OwnGrid):
     # -- timing protocol ----------------------------------------------------------------------
 
     def begin_round(self, server_round: int) -> None:
-        """Draw who is available in this round and how long everybody would take."""
+        """Draw which clients are available in this round and how long each would take."""
         draw = self._environment.round(server_round)
-        everybody = list(self._contexts)
-        joined = [True] * len(everybody) if draw.member is None else draw.member.tolist()
-        self._joined = list(compress(everybody, joined))
-        self._opted_out = set(compress(everybody, (~draw.available).tolist()))
-        self._failed = set(compress(everybody, draw.failed.tolist()))
+        nodes = list(self._contexts)
+        joined = [True] * len(nodes) if draw.member is None else draw.member.tolist()
+        self._joined = list(compress(nodes, joined))
+        self._opted_out = set(compress(nodes, (~draw.available).tolist()))
+        self._failed = set(compress(nodes, draw.failed.tolist()))
         self._download_s = draw.download_s.tolist()
         self._compute_s = draw.compute_s.tolist()
         self._upload_s = draw.upload_s.tolist()
 
     def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
-        """Let the clients answer; virtual time moves on to the last answer or the deadline."""
+        """Exchange messages; virtual time moves on to the last answer or the deadline."""
         start_s = self._now_s
         self._sent = None
         exchanges = [self._one_exchange(message, timeout_s) for message in messages]
@@ -130,7 +130,7 @@ class VirtualGrid(OwnGrid):
         return set(self._opted_out)
 
     def on_leave(self) -> set[int]:
-        """Return the empty set: in the paper who is unavailable is owed rounds all the same."""
+        """Return the empty set: in the paper queues of unavailable clients grow all the same."""
         return set()
 
     def now(self) -> float:
@@ -138,14 +138,14 @@ class VirtualGrid(OwnGrid):
         return self._now_s
 
     def wait(self, seconds: float) -> None:
-        """Let virtual time pass until a busy client is free; within a round nobody else comes."""
+        """Let virtual time pass until a busy client is free: within a round no other changes."""
         free_s = min((t for t in self._busy_until.values() if t > self._now_s), default=math.inf)
         self._now_s = min(self._now_s + seconds, free_s)
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next round depends on: time, who is busy, what the apps remember."""
+        """Return the state that the next round depends on: time, busy clients, the apps' own."""
         return {
             "now_s": self._now_s,
             "busy_until": {str(node): until_s for node, until_s in self._busy_until.items()},

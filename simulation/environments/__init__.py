@@ -1,1 +1,1 @@
-"""Availability and times of clients: drawn or recorded."""
+"""Environments: availability and times of clients, drawn or recorded."""

@@ -1,4 +1,4 @@
-"""An environment that is less tidy than the paper's: heavy tails, bursts, drift, reversals."""
+"""Non-stationary environment: heavy tails, bursts of absence, drift, load, reversed ranks."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _PHASE: Final = 17
 _BURSTS: Final = 18
 _MEANS: Final = 19
 
+# Draws behind a mean that has no closed form: its standard error is 1 % of a time's spread.
 _NUM_DRAWS: Final = 4000
-"""Draws behind a mean that has no closed form: its standard error is 1 % of a time's spread."""
+# Factors between which means are interpolated.
 _NUM_FACTORS: Final = 33
-"""Factors between which means are interpolated."""
 
 COMPUTE_LAWS: Final = ("uniform", "lognormal", "pareto")
 
 
-class World(Environment):
-    """Beyond the paper: the same cell, with computing, availability and speeds of other kinds.
+class NonstationaryEnvironment(Environment):
+    """Environment in the paper's cell whose laws may have heavy tails and change with the round.
 
     Like every environment it draws what happens to each arm in a round from the parameters, the
     seed and the round alone. Rounds are cheap in increasing order.
@@ -61,7 +61,7 @@ class World(Environment):
         Rounds after which drift and load repeat.
     leave_probability, return_probability : float, in [0, 1]
         Availability in bursts: an arm that is there goes away with the one probability per round,
-        one that is away comes back with the other. Both 0: nobody goes away.
+        one that is away comes back with the other. Both 0: no absences.
     **parameters
         Those of :class:`.Environment`, slowdowns apart.
 
@@ -158,7 +158,7 @@ class World(Environment):
         return means
 
     def time_law(self, tau_max_s: float, t: int = 1) -> tuple[FloatArray, FloatArray]:
-        """Return the law of the times; only in a world as tidy as the paper's.
+        """Return the law of the times, where it is the paper's in all rounds.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class World(Environment):
             In any other.
         """
         if self._law != "uniform" or self._drift or self._daily or t >= self._reversed_from:
-            raise ConfigError("t", t, "must be a round of a world with the paper's times")
+            raise ConfigError("t", t, "must be a round with the paper's times")
         return super().time_law(tau_max_s, t)
 
     def _noise(self, rng: np.random.Generator) -> FloatArray:
@@ -179,7 +179,7 @@ class World(Environment):
 
     @cached_property
     def _reversal(self) -> IntArray:
-        """Whose times each arm has once ranks are reversed."""
+        """For each arm the one whose times it has once ranks are reversed."""
         order = np.argsort(super().expected_time_s(self._reference_s), axis=-1, kind="stable")
         reversal = np.empty_like(order)
         np.put_along_axis(reversal, order, order[..., ::-1], axis=-1)
@@ -195,7 +195,7 @@ class World(Environment):
         return factor
 
     def _there(self, t: int) -> BoolArray:
-        """Return who is there; each round follows from the one before."""
+        """Return the arms that are present; each round follows from the one before."""
         if t < self._burst_round:
             self._burst_round = 0
         if self._burst_round == 0:  # as after a long time

@@ -1,4 +1,4 @@
-"""Who is available in a round and how long each arm takes, the same for every policy compared."""
+"""The paper's environment: availability and times of all arms, the same for every policy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_scheduling.client.link.model import ComputeModel, LinkModel, RoundTimeLaw
+from flower_scheduling.client.link.model import ComputeModel, LinkModel
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies.base import BoolArray, FloatArray, check_count, check_real
+
+from ..theory.round_time_law import RoundTimeLaw
 
 # Independent streams of random numbers: setting an availability does not move the latencies.
 _PLACEMENT: Final = 0
@@ -29,18 +31,18 @@ _MAX_ROUNDS_PER_BLOCK: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class RoundDraw:
-    """What happens to each arm in a round, whether or not it is selected.
+    """Draw of one round: availability, times and failures of all arms, selected or not.
 
     Attributes
     ----------
     available : (*batch, num_arms) bool
-        Who may be selected.
+        Arms that may be selected.
     download_s, compute_s, upload_s : (*batch, num_arms) float64, > 0
         Parts of the round-trip time of each arm, not limited by any deadline [s].
     failed : (*batch, num_arms) bool
         Arms that would not answer at all in this round.
     member : (*batch, num_arms) bool, optional
-        Who has joined; ``None``: everybody.
+        Arms that have joined; ``None``: all.
     """
 
     available: BoolArray
@@ -59,8 +61,8 @@ class RoundDraw:
         return total
 
 
-class Fleet(Protocol):
-    """What a study needs of an environment."""
+class StudyEnvironment(Protocol):
+    """Interface that a study needs of an environment."""
 
     num_arms: int
     batch_shape: tuple[int, ...]
@@ -73,7 +75,7 @@ class Fleet(Protocol):
 
 
 class Environment:
-    """A fleet with random latencies, availability and failures.
+    """Environment of random latencies, availability and failures in the paper's cell.
 
     The draw of round t depends on the parameters, the seed and t alone: not on what was asked
     before, and so not on the policy. Rows of the batch are independent.
@@ -267,7 +269,7 @@ class Environment:
         return survival, weight_s
 
     def _factor(self, t: int) -> FloatArray:
-        """How many times as long each arm takes in round `t`, (num_arms,)."""
+        """Return the factor of each arm's time in round `t`, (num_arms,)."""
         return np.where(check_count("t", t, minimum=1) >= self._slow_from, self._slow_factor, 1.0)
 
     def _draw_block(self, index: int) -> RoundDraw:

@@ -1,4 +1,4 @@
-"""The paper's claims, each with what is measured, its interval and a verdict.
+"""The paper's claims, each with a measured quantity, its interval and a verdict.
 
 A verdict follows from the interval alone: the claim *holds* if all of the interval is on its side,
 *does not hold* if none of it is, and is *not resolved* otherwise. Nothing is tuned to make a claim
@@ -36,13 +36,13 @@ NOT_RESOLVED: Final = "not resolved"
 
 _Key = TypeVar("_Key")
 
+# Accuracies that differ by less count as the same.
 _SAME_ACCURACY: Final = 0.01
-"""Accuracies that differ by less count as the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim and what became of it.
+    """Claim of the paper and its verdict.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ def _logarithmic(results: Results) -> list[Claim]:
         "honest regret": study.honest_s("cs-ucb"),
     }
     if results.config.ideal_selected == results.config.ideal_clients:
-        return []  # nobody has any regret
+        return []  # no policy has any regret
     return [
         _below(
             f"By round {study.rounds[-1]} the regret of CS-UCB is seen to be logarithmic ({name})",

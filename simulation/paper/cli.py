@@ -1,9 +1,8 @@
-"""``python -m simulation paper``: compute, draw, judge, report."""
+"""Commands ``paper`` and ``paper-page``: compute, draw, judge, report."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.errors import did_you_mean
-from flower_scheduling.server.runtimes.signals import stoppable
 
-from ..job_progress import PieceProgress, fetch_data
-from ..jobs import compute_all
+from ..job_progress import fetch_data, processes_option, run_shown
+from ..program import program_name
 from .claims import Claim, judge
-from .figures import FIGURES, Results, pieces_of, write_figure
+from .figures import FIGURES, Results, jobs_of, write_figure
 from .html_report import load_results, page, results_of, shown, write_report
 from .settings import PaperConfig
 
@@ -41,13 +39,7 @@ def _figure_help() -> str:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of results; taken up where it was left.  [default: runs/paper, runs/paper-quick]",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    default=os.cpu_count() or 1,
-    show_default="all cores",
-    help="Processes; results do not depend on it.",
-)
+@processes_option
 def paper(
     names: Sequence[str],
     quick: bool,
@@ -77,14 +69,10 @@ def paper(
     out.mkdir(parents=True, exist_ok=True)
     # A figure by itself may have other settings than the report: it must not mix with it.
     shown_in = out / "single" if names else out
-    pieces = pieces_of(wanted, config)
-    if any(piece.name.startswith("train-") for piece in pieces):
+    jobs = jobs_of(wanted, config)
+    if any(job.name.startswith("train-") for job in jobs):
         fetch_data()
-    with stoppable(), PieceProgress(Console(stderr=True), pieces) as progress:
-        arrays = compute_all(
-            pieces, out / "pieces", num_processes=processes, on_done=progress.update
-        )
-    results = Results(config, arrays)
+    results = Results(config, run_shown(jobs, out, processes))
     figures = [FIGURES[name].show(results) for name in wanted]
     paths = [
         path
@@ -99,7 +87,7 @@ def paper(
         return
     claims = judge(results)
     command = shlex.join(
-        ["python", "-m", "simulation", "paper", *(["--quick"] if quick else [])]
+        [*program_name().split(), "paper", *(["--quick"] if quick else [])]
         + [part for pair in pairs for part in ("--set", pair)]
     )
     found = results_of(config, claims, quick=quick, command=command)

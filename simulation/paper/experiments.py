@@ -1,4 +1,4 @@
-"""What there is to compute: scheduling studies by chunks of drops, and training runs."""
+"""Experiments of the paper: scheduling studies by chunks of drops, and training runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flower_scheduling.strategies.base import FloatArray
 
 from ..engine.study import SEEDS_PER_CHUNK, Contender, drop, run_chunk
 from ..environments.paper import Environment
-from ..jobs import Arrays, Piece
+from ..jobs import Arrays, Job
 from ..theory.optimum import (
     MAX_EXACT_ARMS,
     best_fixed_set,
     best_stationary_policy,
     mean_slowest_of_law,
 )
-from ..theory.regret import honest_regret_s, literal_regret_s, pseudo_regret_s, regret_s
+from ..theory.regret import best_set_regret_s, literal_regret_s, pseudo_regret_s, regret_s
 from .settings import PaperConfig
 
 __all__ = [
@@ -38,8 +38,8 @@ __all__ = [
     "training_plans",
 ]
 
+# Policies of the paper's figures in the ideal scenario.
 BASELINES: Final = ("cs-ucb", "random", "round-robin")
-"""Policies of the paper's figures in the ideal scenario."""
 _NUM_CHECKPOINTS: Final = 60
 
 
@@ -48,7 +48,7 @@ _NUM_CHECKPOINTS: Final = 60
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """One scheduling study: policies on the same draws.
+    """Plan of a scheduling study: policies on the same draws.
 
     Attributes
     ----------
@@ -85,8 +85,8 @@ class StudyPlan:
     floors: tuple[float, ...] | None = None
     availability: float = 1.0
 
-    def pieces(self) -> list[Piece]:
-        """Return its chunks of drops."""
+    def jobs(self) -> list[Job]:
+        """Return one job per chunk of drops."""
         num_arms = self.environment.keywords["num_arms"]
         chunks = range(math.ceil(self.num_drops / SEEDS_PER_CHUNK))
         # Measured: some microseconds per policy and round, and 4 ns per number that it handles.
@@ -96,29 +96,29 @@ class StudyPlan:
         if self.floors is not None and num_arms > MAX_EXACT_ARMS:
             cost_s += 2.0 * rows
         return [
-            Piece(f"{self.name}-{chunk:03}", partial(_compute_chunk, self, chunk), cost_s)
+            Job(f"{self.name}-{chunk:03}", partial(_compute_chunk, self, chunk), cost_s)
             for chunk in chunks
         ]
 
     def curves(self, results: Mapping[str, Arrays]) -> StudyCurves:
         """Join the chunks."""
-        parts = [results[piece.name] for piece in self.pieces()]
+        parts = [results[job.name] for job in self.jobs()]
         joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         return StudyCurves(self, checkpoints(self.num_rounds), joined)
 
 
 @dataclass(frozen=True)
 class StudyCurves:
-    """What a study found, by label of the contender; a row per drop, a column per checkpoint.
+    """Results of a study by label: a row per drop, a column per checkpoint.
 
     Attributes
     ----------
     plan : StudyPlan
-        What was run.
+        The study's plan.
     rounds : (num_checkpoints,) int64
         The checkpoints.
     arrays : dict
-        Results of the pieces.
+        Results of the jobs, joined.
     """
 
     plan: StudyPlan
@@ -162,7 +162,7 @@ class StudyCurves:
     def honest_s(self, label: str) -> FloatArray:
         """Return the regret against what the best schedule really takes [s]."""
         if self.plan.floors is None:
-            return honest_regret_s(self.time_s(label), self.rounds, self.arrays["best_set_s"])
+            return best_set_regret_s(self.time_s(label), self.rounds, self.arrays["best_set_s"])
         return regret_s(self.time_s(label), self.rounds, self.arrays["program_real_s"])
 
 
@@ -355,7 +355,7 @@ _Policies: TypeAlias = dict[str, dict[str, int | float | bool | str]]
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Training runs of several policies; those of one seed see the same draws.
+    """Plan of training runs of several policies; those of one seed see the same draws.
 
     Attributes
     ----------
@@ -364,7 +364,7 @@ class TrainingPlan:
     policies : mapping of str to mapping
         Label to its settings, ``strategy`` and others.
     settings : mapping
-        Common settings of ``python -m simulation``.
+        Their common settings, those of a simulation.
     num_seeds : int
         Runs of each policy.
     seed : int
@@ -377,11 +377,11 @@ class TrainingPlan:
     num_seeds: int
     seed: int
 
-    def pieces(self) -> list[Piece]:
-        """Return one piece per policy and seed."""
+    def jobs(self) -> list[Job]:
+        """Return one job per policy and seed."""
         num_rounds = int(self.settings["rounds"])
         return [
-            Piece(
+            Job(
                 self._name(label, seed),
                 partial(_train, {**self.settings, **policy, "seed": self.seed + seed}),
                 num_rounds / (60.0 if policy["strategy"] == "local-accuracy" else 2500.0) + 3.0,

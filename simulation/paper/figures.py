@@ -1,4 +1,4 @@
-"""The figures: first what they show, as numbers, then drawing and CSV, the same for all."""
+"""Figures of the paper: each as numbers with intervals, then drawn and written as CSV."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from flower_scheduling.strategies.base import FloatArray
 
-from ..jobs import Arrays, Piece
+from .. import plots
+from ..jobs import Arrays, Job
 from ..theory.estimate import mean_and_half_width, ratio_of_means
 from ..theory.regret import cs_ucb_bound_s, cs_ucb_q_bound_s
 from .experiments import (
@@ -34,15 +35,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-"""Line styles in turn: told apart without colour, and where curves coincide."""
+# Numbers of drops of the figure that shows how evidence grows; all of them besides.
 _EVIDENCE: Final = (20, 100, 500)
-"""Numbers of drops of the figure that shows how evidence grows; all of them besides."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points with confidence intervals.
+    """Curve: points with confidence intervals.
 
     Attributes
     ----------
@@ -61,7 +60,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
+    """Panel of a figure: one pair of axes.
 
     Attributes
     ----------
@@ -93,7 +92,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class FigureData:
-    """What a figure shows.
+    """Figure as numbers: titles, caption and panels.
 
     Attributes
     ----------
@@ -112,7 +111,7 @@ class FigureData:
 
 
 class Results:
-    """All that was computed, by plan; a study that was not computed cannot be asked for."""
+    """Results of all jobs, by plan; only a study that was computed can be asked for."""
 
     def __init__(self, config: PaperConfig, arrays: Mapping[str, Arrays]) -> None:
         self.config = config
@@ -276,8 +275,8 @@ def _non_ideal_accuracy(results: Results) -> FigureData:
         "non-ideal-accuracy",
         "Non-ideal scenario: test accuracy against rounds",
         f"{_training(plans['non-ideal'])} Two clients hold five digits each, the others one. Left "
-        f"they hold {config.large_share} and {config.small_share} examples, right everybody "
-        f"{config.equal_share}; the paper gives no sizes.",
+        f"they hold {config.large_share} and {config.small_share} examples, right "
+        f"{config.equal_share} each; the paper gives no sizes.",
         panels,
     )
 
@@ -465,21 +464,18 @@ def _evidence(results: Results) -> FigureData:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure that can be asked for.
+    """Figure that can be asked for, and the plans that it needs.
 
     Attributes
     ----------
     show : callable
-        Returns what it shows.
+        Returns the figure as numbers.
     plans : callable
         Returns the plans whose results it needs.
-    summary : str
-        One line for help texts.
     """
 
     show: Callable[[Results], FigureData]
     plans: Callable[[PaperConfig], Sequence[StudyPlan | TrainingPlan]]
-    summary: str
 
 
 def _channels_plans(config: PaperConfig) -> list[StudyPlan]:
@@ -496,46 +492,26 @@ def _of_training(*names: str) -> Callable[[PaperConfig], list[TrainingPlan]]:
     return lambda config: [training_plans(config)[name] for name in names]
 
 
+# By name, in the order of the report: the paper's seven, then ours.
 FIGURES: Final[Mapping[str, FigureSpec]] = {
-    "ideal-gap": FigureSpec(
-        _ideal_gap, lambda c: [ideal_plan(c)], "gap and failed clients against rounds"
-    ),
-    "ideal-accuracy": FigureSpec(
-        _ideal_accuracy, _of_training("ideal"), "test accuracy against rounds, ideal"
-    ),
-    "channels-gap": FigureSpec(_channels_gap, _channels_plans, "gap against N"),
-    "fairness-tradeoff": FigureSpec(
-        _tradeoff, lambda c: [tradeoff_plan(c)], "gap and selection fractions per beta"
-    ),
-    "selection-fractions": FigureSpec(
-        _fractions, lambda c: [tradeoff_plan(c)], "selection fractions against rounds per beta"
-    ),
-    "non-ideal-accuracy": FigureSpec(
-        _non_ideal_accuracy,
-        _of_training("non-ideal", "equal"),
-        "test accuracy against rounds, non-ideal",
-    ),
-    "fairness-scale": FigureSpec(_fairness_scale, _scale_plans, "gap against N per rho"),
-    "accuracy-time": FigureSpec(
-        _accuracy_time, _of_training("ideal", "non-ideal"), "accuracy against wall-clock time"
-    ),
-    "regret-readings": FigureSpec(
-        _readings, lambda c: [ideal_plan(c)], "literal, pseudo and honest regret"
-    ),
-    "regret-bounds": FigureSpec(
-        _bounds, lambda c: [ideal_plan(c), tradeoff_plan(c)], "the theorems against measured regret"
-    ),
-    "evidence": FigureSpec(
-        _evidence, lambda c: [ideal_plan(c)], "all policies with paired intervals"
-    ),
+    "ideal-gap": FigureSpec(_ideal_gap, lambda c: [ideal_plan(c)]),
+    "ideal-accuracy": FigureSpec(_ideal_accuracy, _of_training("ideal")),
+    "channels-gap": FigureSpec(_channels_gap, _channels_plans),
+    "fairness-tradeoff": FigureSpec(_tradeoff, lambda c: [tradeoff_plan(c)]),
+    "selection-fractions": FigureSpec(_fractions, lambda c: [tradeoff_plan(c)]),
+    "non-ideal-accuracy": FigureSpec(_non_ideal_accuracy, _of_training("non-ideal", "equal")),
+    "fairness-scale": FigureSpec(_fairness_scale, _scale_plans),
+    "accuracy-time": FigureSpec(_accuracy_time, _of_training("ideal", "non-ideal")),
+    "regret-readings": FigureSpec(_readings, lambda c: [ideal_plan(c)]),
+    "regret-bounds": FigureSpec(_bounds, lambda c: [ideal_plan(c), tradeoff_plan(c)]),
+    "evidence": FigureSpec(_evidence, lambda c: [ideal_plan(c)]),
 }
-"""By name, in the order of the report: the paper's seven, then ours."""
 
 
-def pieces_of(names: Sequence[str], config: PaperConfig) -> list[Piece]:
-    """Return what has to be computed for some figures, each piece once."""
+def jobs_of(names: Sequence[str], config: PaperConfig) -> list[Job]:
+    """Return the jobs that some figures need, each once."""
     plans = {plan.name: plan for name in names for plan in FIGURES[name].plans(config)}
-    return [piece for plan in plans.values() for piece in plan.pieces()]
+    return [job for plan in plans.values() for job in plan.jobs()]
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -639,17 +615,11 @@ def write_figure(
     list of Path
         The files.
     """
-    import matplotlib
-
     folder.mkdir(parents=True, exist_ok=True)
     data_folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{data.name}.{kind}" for kind in ("png", "svg")]
-    # Fixed ids and no date: the same numbers give the same files.
-    with matplotlib.rc_context({"svg.hashsalt": data.name, "font.size": 9}):
-        figure = _draw(data, mark)
-        for path in paths:
-            metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-            figure.savefig(path, dpi=120, metadata=metadata)
+    with plots.look(data.name, **{"font.size": 9}):
+        plots.save(_draw(data, mark), *paths)
     paths.append(data_folder / f"{data.name}.csv")
     with paths[-1].open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -668,19 +638,14 @@ def _rows(data: FigureData) -> Iterator[tuple[object, ...]]:
 
 
 def _draw(data: FigureData, mark: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = 2 if len(data.panels) == 4 else min(3, len(data.panels))
     rows = -(-len(data.panels) // columns)
-    # Figures of their own, not pyplot's: no display, no global state.
-    figure = Figure(figsize=(max(6.0, 4.6 * columns), 3.6 * rows + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    size = (max(6.0, 4.6 * columns), 3.6 * rows + 0.8)
+    figure, axes = plots.new_figure(size, rows, columns)
     labels = dict.fromkeys(curve.label for panel in data.panels for curve in panel.curves)
     looks = {
         label: (f"C{number % 10}", style)
-        for (number, label), style in zip(enumerate(labels), cycle(_STYLES), strict=False)
+        for (number, label), style in zip(enumerate(labels), cycle(plots.LINE_STYLES), strict=False)
     }
     for panel, where in zip(data.panels, axes, strict=False):
         _draw_panel(panel, where, looks)

@@ -1,4 +1,4 @@
-"""What the results say, for people: one HTML file, and a page of the documentation."""
+"""Report of the paper's claims: ``results.json``, one HTML file, a page of documentation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .claims import DOES_NOT_HOLD, HOLDS, NOT_RESOLVED, Claim
 from .figures import FigureData
 from .settings import PaperConfig
 
+# Version of ``results.json``.
 SCHEMA: Final = 1
-"""Version of ``results.json``."""
 _TITLE: Final = "What the paper claims and what we measure"
 
 
 def results_of(
     config: PaperConfig, claims: Sequence[Claim], *, quick: bool, command: str
 ) -> dict[str, Any]:
-    """Return verdicts and where they come from, as ``results.json`` has them.
+    """Return the contents of ``results.json``: verdicts, settings, versions, commit.
 
     Parameters
     ----------

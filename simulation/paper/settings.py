@@ -1,4 +1,4 @@
-"""Settings of the paper's numerical section; quick and full are two sets of them."""
+"""Settings of the paper's numerical section, full and quick."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from flower_scheduling.strategies import check_feasibility, parse_floors
 from ..settings import RadioSettings
 
 _Number = TypeVar("_Number", int, float)
+# Largest number in a list; whole ones may be too large for a float, and compare all the same.
 _LARGEST: Final = 1e300
-"""Largest number in a list; whole ones may be too large for a float, and compare all the same."""
 _MOST: Final = 10**7
 _MOST_CLIENTS: Final = 10**4
+# Most entries of a list: each one is a figure's point or curve, and a run of its own.
 _MOST_NUMBERS: Final = 100
-"""Most entries of a list: each one is a figure's point or curve, and a run of its own."""
 
+# ``--quick`` sets these: the same figures from few seeds and shorter runs.
 QUICK: Final[Mapping[str, int | str]] = {
     "drops": 200,
     "sweep-drops": 60,
@@ -34,11 +35,10 @@ QUICK: Final[Mapping[str, int | str]] = {
     "ideal-training-rounds": 1000,
     "non-ideal-training-rounds": 1000,
 }
-"""What ``--quick`` sets: the same figures from few seeds and shorter runs."""
 
 
 class PaperConfig(RadioSettings):
-    """What to compute. The defaults are the paper's settings, where it gives them."""
+    """Settings of the paper's section; the defaults are the paper's, where it gives them."""
 
     seed: int = setting(0, "Seed of everything.", ge=0, lt=2**31)
     drops: int = setting(2000, "Placements of the clients, most figures.", ge=2, le=_MOST)

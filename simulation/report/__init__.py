@@ -1,1 +1,1 @@
-"""A report of one run: what scheduling saved, and where the time went."""
+"""Report of a run: what scheduling saved, and where the time went."""

@@ -1,61 +1,52 @@
-"""The figures of a report, as SVG that takes the colours of the page it is on."""
+"""Figures of a report as SVG in the colours of the page."""
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from flower_scheduling.strategies.base import FloatArray
 
+from ..plots import BLUE, GREEN, GREY, INK, ORANGE, themed_svg
 from ..wording import percent, plain, seconds
-from .run_statistics import PARTS, ClientStory, Story
+from .run_statistics import PARTS, ClientStatistics, RunStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK: Final = "#010203"
-"""Stands for the page's text colour until the figure is written."""
-_GREY: Final = "#808080"
-_MAIN: Final = "#4a8fd9"
-_SECOND: Final = "#d9822b"
-_PART_COLOURS: Final = ("#4a8fd9", "#d9822b", "#3f9f6b")
-_STYLE: Final = (
-    b"<style>svg{color:#1c1c1c}@media (prefers-color-scheme:dark){svg{color:#e6e4e0}}</style>"
-)
-_WIDTH: Final = 5.4
+_PART_COLOURS: Final = (BLUE, ORANGE, GREEN)
 _HEIGHT: Final = 3.0
 _MAX_POINTS: Final = 1000
+# Up to so many rounds each one is drawn. Longer runs are drawn in so many stretches, of so many
+# rounds at least.
 _EACH_ROUND: Final = 300
-"""Up to so many rounds each one is drawn."""
 _STRETCHES: Final = 150
 _STRETCH_ROUNDS: Final = 10
-"""Longer runs are drawn in so many stretches, of so many rounds at least."""
-_SPREAD_OUT: Final = 8.0
-"""Above this ratio of longest to median the lengths of rounds are drawn on a logarithmic scale."""
+# Above this ratio of longest to median the lengths of rounds are drawn on a logarithmic scale.
+_LOGARITHMIC: Final = 8.0
 _NEGLIGIBLE: Final = 0.001
 _MAX_BARS: Final = 25
 _MAX_ROWS: Final = 40
+# A heat map is as high as so many rows, for the scale beside it.
 _FEWEST_ROWS: Final = 7
-"""A heat map is as high as so many rows, for the scale beside it."""
 _LONGEST_NAME: Final = 22
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One pair of axes.
+    """Image of one pair of axes.
 
     Attributes
     ----------
     svg : bytes
         The image.
     alt : str
-        What it shows, for who does not see it.
+        Text in its place, for screen readers.
     """
 
     svg: bytes
@@ -64,7 +55,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """Pictures under one heading.
+    """Figure of a report: pictures under one heading.
 
     Attributes
     ----------
@@ -82,46 +73,46 @@ class ReportFigure:
     pictures: list[Picture]
 
 
-def draw_all(story: Story, *, tau_max_s: float, target: float | None) -> list[ReportFigure]:
+def draw_all(stats: RunStatistics, *, tau_max_s: float, target: float | None) -> list[ReportFigure]:
     """Draw all figures of a run, in the order of the report.
 
     Parameters
     ----------
-    story : Story
-        What happened.
+    stats : RunStatistics
+        The run in numbers.
     tau_max_s : float
         Deadline [s].
     target : float, optional
         Accuracy that was aimed at.
     """
     return [
-        _accuracy(story, target),
-        _lengths(story, tau_max_s),
-        _stragglers(story),
-        _shares(story),
-        _heat(story),
-        _round_trips(story, tau_max_s),
+        _accuracy(stats, target),
+        _lengths(stats, tau_max_s),
+        _stragglers(stats),
+        _shares(stats),
+        _heat(stats),
+        _round_trips(stats, tau_max_s),
     ]
 
 
 # --- what each shows ------------------------------------------------------------------------------
 
 
-def _accuracy(story: Story, target: float | None) -> ReportFigure:
+def _accuracy(stats: RunStatistics, target: float | None) -> ReportFigure:
     title = "Accuracy, against rounds and against time"
-    if not story.evaluations:
+    if not stats.evaluations:
         return ReportFigure("accuracy", title, "The model was not evaluated.", [])
-    shown = _thinned(story.evaluations)
+    shown = _thinned(stats.evaluations)
     rounds, times_s, accuracy = (np.array(column) for column in zip(*shown, strict=True))
-    last = story.evaluations[-1]
+    last = stats.evaluations[-1]
     aim = "" if target is None else f" Dotted: the target of {percent(target)}."
     alt = f"{percent(accuracy[0])} at first, {percent(last[2])} in round {last[0]}"
 
     def draw(x: FloatArray, label: str) -> Callable[[Axes], None]:
         def onto(axes: Axes) -> None:
-            axes.plot(x, accuracy, color=_MAIN, marker="." if len(x) < 50 else None)
+            axes.plot(x, accuracy, color=BLUE, marker="." if len(x) < 50 else None)
             if target is not None:
-                axes.axhline(target, color=_INK, linewidth=1, linestyle=":")
+                axes.axhline(target, color=INK, linewidth=1, linestyle=":")
             axes.set_xlabel(label)
             axes.set_ylabel("test accuracy")
 
@@ -130,7 +121,7 @@ def _accuracy(story: Story, target: float | None) -> ReportFigure:
     return ReportFigure(
         "accuracy",
         title,
-        f"Test accuracy of the model on the server, {len(story.evaluations):,} evaluations.{aim}",
+        f"Test accuracy of the model on the server, {len(stats.evaluations):,} evaluations.{aim}",
         [
             _picture(draw(rounds, "round"), f"Test accuracy by round: {alt}."),
             _picture(
@@ -141,31 +132,31 @@ def _accuracy(story: Story, target: float | None) -> ReportFigure:
     )
 
 
-def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
-    round_s = story.round_s
+def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
+    round_s = stats.round_s
     numbers = np.arange(1, len(round_s) + 1)
     middle, longest = float(np.median(round_s)), float(round_s.max())
     every = len(round_s) <= _EACH_ROUND
     stretches = min(_STRETCHES, max(1, len(round_s) // _STRETCH_ROUNDS))
     edges = np.linspace(0, len(round_s), stretches + 1).round().astype(int)
     near = longest > 0.3 * tau_max_s
-    spread_out = longest > _SPREAD_OUT * middle > 0.0
+    spread_out = longest > _LOGARITHMIC * middle > 0.0
 
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import LogLocator, NullLocator
 
         if every:
-            axes.plot(numbers, round_s, ".", markersize=4, color=_MAIN, label="round")
+            axes.plot(numbers, round_s, ".", markersize=4, color=BLUE, label="round")
             width = max(1, min(25, len(round_s) // 4)) | 1
-            axes.plot(numbers, _running_median(round_s, width), color=_SECOND, label="median")
+            axes.plot(numbers, _running_median(round_s, width), color=ORANGE, label="median")
         else:
             parts = [round_s[a:b] for a, b in pairwise(edges)]
             where = (edges[:-1] + edges[1:] + 1) / 2
             medians, most = ([f(part) for part in parts] for f in (np.median, np.max))
-            axes.plot(where, most, color=_SECOND, linewidth=1, label="longest")
-            axes.plot(where, medians, color=_MAIN, label="median")
+            axes.plot(where, most, color=ORANGE, linewidth=1, label="longest")
+            axes.plot(where, medians, color=BLUE, label="median")
         if near:
-            axes.axhline(tau_max_s, color=_INK, linewidth=1, linestyle=":", label="deadline")
+            axes.axhline(tau_max_s, color=INK, linewidth=1, linestyle=":", label="deadline")
         if spread_out:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -197,14 +188,14 @@ def _lengths(story: Story, tau_max_s: float) -> ReportFigure:
     )
 
 
-def _stragglers(story: Story) -> ReportFigure:
+def _stragglers(stats: RunStatistics) -> ReportFigure:
     title = "Time lost to stragglers"
-    worst = sorted(story.clients, key=lambda client: (-client.lost_s, -client.slowest))
+    worst = sorted(stats.clients, key=lambda client: (-client.lost_s, -client.slowest))
     worst = [client for client in worst if client.slowest][:_MAX_BARS]
-    if not story.compared:
+    if not stats.compared:
         return ReportFigure("stragglers", title, "No round had two clients to compare.", [])
-    total_s = float(story.round_s.sum())
-    several = sum(client.slowest > 0 for client in story.clients)
+    total_s = float(stats.round_s.sum())
+    several = sum(client.slowest > 0 for client in stats.clients)
     which = (
         f"The {len(worst)} of {several} clients that cost most. " if several > len(worst) else ""
     )
@@ -212,11 +203,11 @@ def _stragglers(story: Story) -> ReportFigure:
     names = _names(worst)
 
     def lost(axes: Axes) -> None:
-        _bars(axes, names, [client.lost_s for client in worst], _MAIN)
+        _bars(axes, names, [client.lost_s for client in worst], BLUE)
         axes.set_xlabel("time lost [s]")
 
     def often(axes: Axes) -> None:
-        _bars(axes, names, [client.slowest / client.selections for client in worst], _SECOND)
+        _bars(axes, names, [client.slowest / client.selections for client in worst], ORANGE)
         axes.set_xlabel("share of its rounds in which it was the slowest")
         axes.set_xlim(0, 1)
 
@@ -224,7 +215,7 @@ def _stragglers(story: Story) -> ReportFigure:
         "stragglers",
         title,
         f"{which}Time lost: how much shorter the rounds of each client would have been without it. "
-        f"Over all rounds that is {seconds(story.lost_s)} of {seconds(total_s)}.",
+        f"Over all rounds that is {seconds(stats.lost_s)} of {seconds(total_s)}.",
         [
             _picture(
                 lost,
@@ -242,8 +233,8 @@ def _stragglers(story: Story) -> ReportFigure:
     )
 
 
-def _shares(story: Story) -> ReportFigure:
-    clients = [client for client in story.clients if client.share is not None]
+def _shares(stats: RunStatistics) -> ReportFigure:
+    clients = [client for client in stats.clients if client.share is not None]
     floors = [client.floor for client in clients]
     some = any(floors)
     missed = sum(client.missed for client in clients)
@@ -252,17 +243,17 @@ def _shares(story: Story) -> ReportFigure:
     many = len(clients) > _MAX_ROWS
 
     def by_name(axes: Axes) -> None:
-        _bars(axes, names, shares, _MAIN)
+        _bars(axes, names, shares, BLUE)
         if some:
             places = np.arange(len(clients))
             marks = [floor or 0.0 for floor in floors]
-            axes.vlines(marks, places - 0.4, places + 0.4, color=_INK, linewidth=2)
+            axes.vlines(marks, places - 0.4, places + 0.4, color=INK, linewidth=2)
         axes.set_xlabel("share of rounds")
 
     def by_rank(axes: Axes) -> None:
         order = np.argsort(-shares, kind="stable")
         places = np.arange(1, len(clients) + 1)
-        axes.plot(places, shares[order], color=_MAIN, label="share")
+        axes.plot(places, shares[order], color=BLUE, label="share")
         if some:
             marks = np.array([floor or 0.0 for floor in floors])[order]
             some_of_them = slice(None, None, -(-len(clients) // _MAX_POINTS))
@@ -271,7 +262,7 @@ def _shares(story: Story) -> ReportFigure:
                 marks[some_of_them],
                 ".",
                 markersize=2,
-                color=_INK,
+                color=INK,
                 label="floor",
             )
         axes.set_ylim(bottom=0)
@@ -300,22 +291,22 @@ def _shares(story: Story) -> ReportFigure:
     )
 
 
-def _heat(story: Story) -> ReportFigure:
-    known = [index for index, client in enumerate(story.clients) if client.joined]
+def _heat(stats: RunStatistics) -> ReportFigure:
+    known = [index for index, client in enumerate(stats.clients) if client.joined]
     order = sorted(
         known,
         key=lambda index: (
-            story.clients[index].median_s is None,
-            story.clients[index].median_s or 0.0,
+            stats.clients[index].median_s is None,
+            stats.clients[index].median_s or 0.0,
         ),
     )
     groups = [list(group) for group in np.array_split(order, min(_MAX_ROWS, len(order)))]
     single = len(groups) == len(order)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # nobody of a group had joined
-        rows = np.array([np.nanmean(story.heat[group], axis=0) for group in groups])
+        warnings.simplefilter("ignore", RuntimeWarning)  # no client of a group had joined
+        rows = np.array([np.nanmean(stats.heat[group], axis=0) for group in groups])
     if single:
-        labels = _names([story.clients[index] for index in order])
+        labels = _names([stats.clients[index] for index in order])
     else:
         labels = ["fastest", *[""] * (len(groups) - 2), "slowest"]
     first, last = (float(np.nanmean(row)) for row in (rows[0], rows[-1]))
@@ -325,7 +316,7 @@ def _heat(story: Story) -> ReportFigure:
             rows,
             aspect="auto",
             interpolation="nearest",
-            extent=(0.5, len(story.round_s) + 0.5, len(rows) - 0.5, -0.5),
+            extent=(0.5, len(stats.round_s) + 0.5, len(rows) - 0.5, -0.5),
             vmin=0.0,
         )
         axes.set_yticks(np.arange(len(rows)), labels)
@@ -334,9 +325,9 @@ def _heat(story: Story) -> ReportFigure:
         axes.grid(False)
         axes.set_xlabel("round")
         bar = axes.figure.colorbar(image, ax=axes, label="share of rounds")
-        bar.outline.set_edgecolor(_GREY)
+        bar.outline.set_edgecolor(GREY)
 
-    who = (
+    rows_are = (
         "One row a client"
         if single
         else f"Each row is a group of some {len(order) // len(groups)} clients"
@@ -344,7 +335,8 @@ def _heat(story: Story) -> ReportFigure:
     return ReportFigure(
         "selections",
         "Who was selected when",
-        f"{who}, the fastest on top, who never answered at the bottom. Blank: not yet there.",
+        f"{rows_are}, the fastest on top, those that never answered at the bottom. Blank: not "
+        "yet there.",
         [
             _picture(
                 draw,
@@ -357,23 +349,23 @@ def _heat(story: Story) -> ReportFigure:
     )
 
 
-def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
+def _round_trips(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
     title = "Round trips, client by client"
-    known = [client for client in story.clients if client.times_s.size]
+    known = [client for client in stats.clients if client.times_s.size]
     if not known:
         return ReportFigure("round-trips", title, "No client ever answered in time.", [])
     slow = sorted(known, key=lambda client: -(client.median_s or 0.0))
     shown = slow
     which = ""
     if len(slow) > _MAX_BARS:
-        # Both ends: who holds the rounds up, and what would be possible.
+        # Both ends: clients that hold the rounds up, and what would be possible.
         shown = slow[: _MAX_BARS - 5] + slow[-5:]
         which = f"The {_MAX_BARS - 5} slowest and, below, the 5 fastest of {len(slow):,} clients. "
     names = _names(shown)
     medians = np.array([client.median_s or 0.0 for client in shown])
     ends = np.array([[client.quantile_s(level) or 0.0 for client in shown] for level in (0.1, 0.9)])
     splits = [client.split for client in shown]
-    told = any(split is not None for split in splits)
+    reported = any(split is not None for split in splits)
 
     def draw(axes: Axes) -> None:
         places = np.arange(len(shown))
@@ -391,16 +383,16 @@ def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
             begin += width
         rest = medians - begin
         if (rest > _NEGLIGIBLE * medians).any():
-            axes.barh(places, rest, left=begin, color=_GREY, label="not told")
-        axes.hlines(places, ends[0], ends[1], color=_INK, linewidth=1.2)
+            axes.barh(places, rest, left=begin, color=GREY, label="not reported")
+        axes.hlines(places, ends[0], ends[1], color=INK, linewidth=1.2)
         _name_rows(axes, names)
         axes.set_xlim(left=0)
         axes.set_xlabel("round trip [s]")
 
     split = (
-        " Its colours are the parts that clients tell, computing and the emulated link, and the "
+        " Its colours are the parts that clients report, computing and the emulated link, and the "
         "network, which remains."
-        if told
+        if reported
         else ""
     )
     return ReportFigure(
@@ -414,7 +406,7 @@ def _round_trips(story: Story, tau_max_s: float) -> ReportFigure:
                 f"Round trips: the slowest client is {names[0]}, median {seconds(medians[0])}; the "
                 f"fastest {names[-1]}, {seconds(medians[-1])}; the deadline {seconds(tau_max_s)}.",
                 rows=len(shown),
-                legend=told,
+                legend=reported,
             )
         ],
     )
@@ -443,48 +435,9 @@ def _picture(
     legend : bool
         Whether there is one, above the axes.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    look: dict[Any, Any] = {
-        "font.size": 10,
-        "svg.fonttype": "none",
-        "svg.hashsalt": alt,
-        "text.parse_math": False,  # names are text, whatever is in them
-        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
-        "axes.edgecolor": _GREY,
-        "axes.facecolor": "none",
-        "figure.facecolor": "none",
-        "savefig.facecolor": "none",
-        "legend.frameon": False,
-        "grid.color": _GREY,
-        "grid.alpha": 0.3,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(look), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # browsers have other fonts
-        height = max(1.5, 0.24 * rows + 0.9) if rows else _HEIGHT
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        axes.grid(axis="x" if rows else "both")
-        draw(axes)
-        if legend:
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    return Picture(_themed(buffer.getvalue()), alt)
-
-
-def _themed(svg: bytes) -> bytes:
-    """Let the text of a figure take the colour that the reader's scheme wants."""
-    head, tag, rest = svg.partition(b"<svg ")
-    opening, end, body = rest.partition(b">")
-    return head + tag + opening + end + _STYLE + body.replace(_INK.encode(), b"currentColor")
+    height = max(1.5, 0.24 * rows + 0.9) if rows else _HEIGHT
+    svg = themed_svg(draw, alt, height=height, grid="x" if rows else "both", legend=legend)
+    return Picture(svg, alt)
 
 
 def _bars(
@@ -501,7 +454,7 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-def _names(clients: Sequence[ClientStory]) -> list[str]:
+def _names(clients: Sequence[ClientStatistics]) -> list[str]:
     return [plain(client.name, _LONGEST_NAME) for client in clients]
 
 

@@ -1,4 +1,4 @@
-"""``python -m simulation report``: one HTML file on what scheduling saved in a run."""
+"""Command ``report``: one HTML file on what scheduling saved in a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.console import Console
 from flower_scheduling.files import write_whole
 from flower_scheduling.server.runtimes.signals import stoppable
 
-from ..engine.replayer import record_of
-from ..environments.recorded_run import open_run
-from ..output_file import refuse_other
+from ..environments.recorded import open_run, record_of
+from ..output_file import ensure_overwritable
+from ..program import program_name
 from .document import MARK, report_page
-from .run_statistics import tell
-from .savings import SEEDS, answer
+from .run_statistics import gather_statistics
+from .savings import SEEDS, estimate_savings
 
 
 @click.command("report")
@@ -34,7 +34,7 @@ from .savings import SEEDS, answer
     type=click.IntRange(min=2),
     help=f"Repetitions of the replay.  [default: {SEEDS}, fewer for large runs]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the answer's numbers, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the estimate's numbers, for scripts.")
 def report_command(
     run: Path, out: Path | None, force: bool, seeds: int | None, as_json: bool
 ) -> None:
@@ -45,23 +45,23 @@ def report_command(
     """
     recorded = open_run(run)
     target = out or run / "report.html"
-    refuse = partial(refuse_other, "out", target, mark=MARK, what="report", force=force)
-    refuse()
+    ensure = partial(ensure_overwritable, "out", target, mark=MARK, what="report", force=force)
+    ensure()
     errors = Console(stderr=True)
-    with stoppable(), errors.status("playing the recorded latencies again"):
+    with stoppable(), errors.status("replaying the recorded latencies"):
         record = record_of(recorded)
-        found = answer(record, seeds)
-        story = tell(recorded, record)
-        command = ["python", "-m", "simulation", "report", str(run)]
+        savings = estimate_savings(record, seeds)
+        stats = gather_statistics(recorded, record)
+        command = [*program_name().split(), "report", str(run)]
         command += ["--seeds", str(seeds)] if seeds else []
-        text = report_page(recorded, found, story, command=shlex.join(command))
-        refuse()
+        text = report_page(recorded, savings, stats, command=shlex.join(command))
+        ensure()
         write_whole(target, text)
     if as_json:
-        told = {"report": str(target), "rounds": recorded.num_rounds} | found.to_dict()
-        click.echo(json.dumps(told, allow_nan=False))
+        shown = {"report": str(target), "rounds": recorded.num_rounds} | savings.to_dict()
+        click.echo(json.dumps(shown, allow_nan=False))
         return
     console = Console()
-    for line in (found.sentence, *found.caveats):
+    for line in (savings.sentence, *savings.caveats):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"written  {target}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The report as HTML: what was found, in the order in which people ask."""
+"""HTML report of a run: savings estimate, numbers, figures, clients, settings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any, Final
 from flower_scheduling.server.settings.base import Settings
 from flower_scheduling.server.settings.fleet import FleetConfig
 
-from ..engine.replayer import FEW
-from ..environments.recorded_run import RecordedRun
+from ..environments.recorded import FEW, RecordedRun
 from ..html import installed_versions, listed_versions, render
+from ..program import program_name
 from ..settings import SCENARIOS, SimulationConfig
 from ..wording import percent, plain, seconds
 from .charts import draw_all
-from .run_statistics import ClientStory, Story
-from .savings import Answer
+from .run_statistics import ClientStatistics, RunStatistics
+from .savings import SavingsEstimate
 
+# Tells our reports from other files.
 MARK: Final = '<meta name="generator" content="flower-client-scheduling report">'
-"""What tells our reports from other files."""
 _ALL_ROWS: Final = 200
 _SLOWEST_ROWS: Final = 100
 _MOST_KINDS: Final = 6
@@ -32,41 +32,43 @@ _MOST_KINDS: Final = 6
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the table of clients, as it is shown."""
+    """Row of the table of clients, as it is shown."""
 
     name: str
     cells: Sequence[str]
     missed: bool
 
 
-def report_page(run: RecordedRun, found: Answer, story: Story, *, command: str) -> str:
+def report_page(
+    run: RecordedRun, savings: SavingsEstimate, stats: RunStatistics, *, command: str
+) -> str:
     """Return the report of a run, one file that needs no network.
 
     Parameters
     ----------
     run : RecordedRun
         The run.
-    found : Answer
+    savings : SavingsEstimate
         What scheduling saved.
-    story : Story
-        What happened.
+    stats : RunStatistics
+        The run in numbers.
     command : str
-        What makes this report.
+        The command that makes this report.
     """
-    target = story.summary["target_accuracy"]
-    rows = _chosen(story.clients)
+    target = stats.summary["target_accuracy"]
+    rows = _chosen(stats.clients)
     return render(
         "report/report.html.j2",
         title=f"What scheduling saved: {plain(run.path.resolve().name)}",
         mark=MARK,
-        answer=found,
+        savings=savings,
         tied=_tied,
-        state=_state(run, story),
-        numbers=_numbers(run, story),
-        figures=draw_all(story, tau_max_s=run.tau_max_s, target=target),
+        state=_state(run, stats),
+        numbers=_numbers(run, stats),
+        figures=draw_all(stats, tau_max_s=run.tau_max_s, target=target),
         headings=_HEADINGS,
         rows=[_row(client) for client in rows],
-        num_clients=len(story.clients),
+        num_clients=len(stats.clients),
         settings={plain(key): plain(value, 200) for key, value in run.config.items()},
         versions=listed_versions(installed_versions()),
         run_command=plain(_command(run), 2000),
@@ -74,13 +76,13 @@ def report_page(run: RecordedRun, found: Answer, story: Story, *, command: str) 
     )
 
 
-def _state(run: RecordedRun, story: Story) -> str:
-    """Return how far a run is, as far as its files tell."""
+def _state(run: RecordedRun, stats: RunStatistics) -> str:
+    """Return a sentence on how far a run is, by its files."""
     last_s = (run.path / "rounds.jsonl").stat().st_mtime
     when = datetime.fromtimestamp(last_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     planned = run.config.get("rounds", 0)
     of = f" of {planned:,}" if isinstance(planned, int) and planned else ""
-    aim = ", where its target was reached" if story.summary["target_round"] else ""
+    aim = ", where its target was reached" if stats.summary["target_round"] else ""
     if _ended(run):
         return f"The run ended after {run.num_rounds:,}{of} rounds{aim}, on {when}."
     return (
@@ -98,34 +100,34 @@ def _ended(run: RecordedRun) -> bool:
         return False
 
 
-def _numbers(run: RecordedRun, story: Story) -> list[tuple[str, str]]:
-    summary = story.summary
+def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
+    summary = stats.summary
     num_rounds = run.num_rounds
-    length_s = float(story.round_s.sum())
-    late = sum(1 for client in story.clients if (client.joined or 1) > 1)
-    rare = sum(1 for client in story.clients if client.selections < FEW)
-    clients = f"{len(story.clients):,}, of which {run.num_selected:,} per round at most"
+    length_s = float(stats.round_s.sum())
+    late = sum(1 for client in stats.clients if (client.joined or 1) > 1)
+    rare = sum(1 for client in stats.clients if client.selections < FEW)
+    clients = f"{len(stats.clients):,}, of which {run.num_selected:,} per round at most"
     if late:
         clients += f"; joined after the first round: {late:,}"
     if rare:
         clients += f"; selected fewer than {FEW} times: {rare:,}"
     steps = "every round changed the model"
     if summary["rounds_without_step"]:
-        steps = f"{summary['rounds_without_step']:,} of {num_rounds:,}: {_kinds(story.no_step)}"
-    failures = f"none in {story.selections:,} requests"
+        steps = f"{summary['rounds_without_step']:,} of {num_rounds:,}: {_kinds(stats.no_step)}"
+    failures = f"none in {stats.selections:,} requests"
     if summary["failures"]:
         reasons: Counter[str] = Counter(summary["failure_reasons"])
-        share = percent(summary["failures"] / story.selections)
+        share = percent(summary["failures"] / stats.selections)
         failures = (
-            f"{summary['failures']:,} of {story.selections:,} requests ({share}): {_kinds(reasons)}"
+            f"{summary['failures']:,} of {stats.selections:,} requests ({share}): {_kinds(reasons)}"
         )
     deadline = f"{seconds(run.tau_max_s)}"
     if suggested := summary["suggested_tau_max_s"]:
         deadline += f"; what was measured suggests {seconds(suggested)}"
     lost = "no round had two clients to compare"
-    if story.compared:
+    if stats.compared:
         lost = (
-            f"{seconds(story.lost_s)}, {percent(story.lost_s / length_s)} of the rounds: what they "
+            f"{seconds(stats.lost_s)}, {percent(stats.lost_s / length_s)} of the rounds: what they "
             "would have been shorter without the slowest client of each"
         )
     return [
@@ -136,7 +138,7 @@ def _numbers(run: RecordedRun, story: Story) -> list[tuple[str, str]]:
             f"{seconds(length_s)} in rounds; {seconds(summary['time_s'])} from the first round on, "
             "all included",
         ),
-        ("Test accuracy", _accuracy(story)),
+        ("Test accuracy", _accuracy(stats)),
         ("Clients", clients),
         ("Failures", failures),
         ("Rounds without a step", steps if summary["rounds_without_step"] else f"none: {steps}"),
@@ -145,12 +147,12 @@ def _numbers(run: RecordedRun, story: Story) -> list[tuple[str, str]]:
     ]
 
 
-def _accuracy(story: Story) -> str:
-    if story.best is None:
+def _accuracy(stats: RunStatistics) -> str:
+    if stats.best is None:
         return "not evaluated"
-    summary = story.summary
-    number, best = story.best
-    last = story.evaluations[-1]
+    summary = stats.summary
+    number, best = stats.best
+    last = stats.evaluations[-1]
     text = f"{_precise(last[2])} in round {last[0]:,}; best {_precise(best)} in round {number:,}"
     if summary["target_round"]:
         text += (
@@ -196,8 +198,8 @@ _HEADINGS: Final = (
 )
 
 
-def _chosen(clients: Sequence[ClientStory]) -> list[ClientStory]:
-    """Return who is in the table: all, or the slowest and those whose floor was missed."""
+def _chosen(clients: Sequence[ClientStatistics]) -> list[ClientStatistics]:
+    """Return the clients of the table: all, or the slowest and those that missed their floor."""
     if len(clients) <= _ALL_ROWS:
         return list(clients)
     slow = sorted(clients, key=lambda client: -(client.median_s or 0.0))[:_SLOWEST_ROWS]
@@ -205,7 +207,7 @@ def _chosen(clients: Sequence[ClientStory]) -> list[ClientStory]:
     return slow + [each for each in clients if each.missed and id(each) not in slowest]
 
 
-def _row(client: ClientStory) -> _Row:
+def _row(client: ClientStatistics) -> _Row:
     times = [client.quantile_s(level) for level in (0.5, 0.1, 0.9)]
     return _Row(
         plain(client.name),
@@ -231,8 +233,7 @@ def _command(run: RecordedRun) -> str:
     """Return the command that starts such a run: what differs from the defaults."""
     if "scenario" in run.config:
         preset = SCENARIOS.get(str(run.config["scenario"]), {})
-        program = ["python", "-m", "simulation"]
-        return shlex.join(program + _flags(run.config, SimulationConfig, preset))
+        return shlex.join([*program_name().split(), *_flags(run.config, SimulationConfig, preset)])
     return shlex.join(["flower-server", *_flags(run.config, FleetConfig, {})])
 
 

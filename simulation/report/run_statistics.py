@@ -1,4 +1,4 @@
-"""What happened in a run: its rounds counted client by client, in one pass."""
+"""Run statistics: the rounds of a recorded run counted client by client, in one pass."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.strategies.base import BoolArray, FloatArray
 from flower_scheduling.strategies.flower import Arm, RoundRecord
 
-from ..engine.replayer import Record
-from ..environments.recorded_run import RecordedRun
+from ..environments.recorded import RecordedRun, RunRecord
 
+# Parts of a round trip: two that clients report, and the network, which remains.
 PARTS: Final = ("compute", "link", "network")
-"""What a round trip is made of, as far as clients tell; the network is what remains."""
+# By how much a share may fall short of its floor and still count as kept: the smaller of the two.
 _SHORTFALL: Final = 0.01
 _PART_OF_FLOOR: Final = 0.1
-"""By how much a share may fall short of its floor and still count as kept: the smaller counts."""
+# Rounds that even a policy which keeps its floors may lag for a while.
 _LAG: Final = 6.0
-"""Rounds that even a policy which keeps its floors may lag for a while."""
 _COLUMNS: Final = 100
+# Rounds in a column of the heat map, at least.
 _COLUMN_ROUNDS: Final = 10
-"""Rounds in a column of the heat map, at least."""
+# Share by which a round may last longer than its slowest answer without another cause.
 _EXPLAINED: Final = 0.01
-"""What a round may last longer than its slowest answer, without anybody else having held it up."""
 
 
 @dataclass
-class ClientStory:
-    """What became of one client; times in seconds.
+class ClientStatistics:
+    """Statistics of one client; times in seconds.
 
     Attributes
     ----------
     name : str
-        What it calls itself.
+        The name that it gave itself.
     num_examples : int or None
         Size of its data set.
     floor : float or None
@@ -49,13 +48,13 @@ class ClientStory:
     selections : int
         How often it was selected.
     failures : Counter of str
-        Why it delivered nothing, by kind.
+        Requests that brought nothing, by the kind of failure.
     times_s : (num_completed,) float64
         Its round trips, of rounds that it completed.
     parts_s : list of float
-        Sums of the :data:`PARTS` of those round trips of which it told them.
+        Sums of the :data:`PARTS` of those round trips of which it reported them.
     slowest : int
-        How often its round waited for nobody longer.
+        Rounds in which it was the slowest.
     lost_s : float
         How much shorter its rounds would have been without it.
     """
@@ -79,7 +78,7 @@ class ClientStory:
 
     @property
     def missed(self) -> bool:
-        """Whether its floor was missed, by more than what passes."""
+        """Whether its floor was missed, by more than what is tolerated."""
         if self.floor is None or self.share is None:
             return False
         short = self.floor - self.share
@@ -96,18 +95,18 @@ class ClientStory:
 
     @property
     def split(self) -> list[float] | None:
-        """Shares of the :data:`PARTS`; ``None``: it told nothing."""
+        """Shares of the :data:`PARTS`; ``None``: it reported none."""
         total_s = sum(self.parts_s)
         return [part_s / total_s for part_s in self.parts_s] if total_s > 0 else None
 
 
 @dataclass(frozen=True)
-class Story:
-    """What happened in a run.
+class RunStatistics:
+    """Statistics of a recorded run, and of each of its clients.
 
     Attributes
     ----------
-    clients : list of ClientStory
+    clients : list of ClientStatistics
         By arm.
     summary : dict
         The run in numbers, as ``summary.json`` has them, counted again.
@@ -116,7 +115,7 @@ class Story:
     evaluations : list of (int, float, float)
         Round, time since the start [s] and test accuracy, where the model was evaluated.
     no_step : Counter of str
-        Why rounds did not change the model.
+        Rounds that did not change the model, by reason.
     best : (int, float) or None
         Round and value of the best accuracy.
     heat : (num_clients, num_columns) float64
@@ -126,7 +125,7 @@ class Story:
         Where the stretches begin and end [rounds].
     """
 
-    clients: list[ClientStory]
+    clients: list[ClientStatistics]
     summary: dict[str, Any]
     round_s: FloatArray
     evaluations: list[tuple[int, float, float]]
@@ -144,7 +143,7 @@ class Story:
 
     @property
     def selections(self) -> int:
-        """How often anybody was selected."""
+        """Number of selections of all clients."""
         return sum(client.selections for client in self.clients)
 
     @property
@@ -154,17 +153,17 @@ class Story:
 
     @property
     def lost_s(self) -> float:
-        """How much shorter the run would have been, had the slowest been absent in each round."""
+        """Time that the run would have saved, had the slowest been absent in each round [s]."""
         return sum(client.lost_s for client in self.clients)
 
 
 def held_up(record: RoundRecord) -> tuple[BoolArray, float]:
-    """Return for whom a round waited longest, and how much shorter it were without that client.
+    """Return the slowest clients of a round, and the time that their round would save without them.
 
-    A client without a measured time counts with the length of the round, if nobody who answered
-    explains that length; its failure came at some time that is not recorded otherwise. Where
-    several share the last place the round would be no shorter without one of them. A round with
-    one client alone would not be without it: it counts for nobody.
+    A client without a measured time counts with the length of the round if no answer explains that
+    length: its failure came at some time that is not recorded otherwise. Where several share the
+    last place the round would be no shorter without one of them. A round with one client alone
+    would not be without it: it has no slowest.
 
     Parameters
     ----------
@@ -174,9 +173,9 @@ def held_up(record: RoundRecord) -> tuple[BoolArray, float]:
     Returns
     -------
     slowest : (num_selected,) bool
-        Per selected.
+        Per selected client.
     lost_s : float
-        What each of them cost the others [s]; not 0 only if there is one.
+        Time that the slowest cost the others [s]; 0 unless there is exactly one.
     """
     count = len(record.results)
     if count < 2:
@@ -194,21 +193,21 @@ def held_up(record: RoundRecord) -> tuple[BoolArray, float]:
     return slowest, float(last_s - times_s[~slowest].max())
 
 
-def tell(run: RecordedRun, record: Record) -> Story:
-    """Go through a run and count.
+def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
+    """Return the statistics of a recorded run.
 
     Parameters
     ----------
     run : RecordedRun
         The run.
-    record : Record
-        What :func:`.record_of` found in it.
+    record : RunRecord
+        From :func:`.record_of`.
     """
     members = record.member
     rounds = members.sum(axis=0)
     joined = np.where(rounds > 0, members.argmax(axis=0) + 1, 0)
     clients = [
-        ClientStory(
+        ClientStatistics(
             arm.name,
             arm.num_examples,
             arm.floor,
@@ -242,10 +241,10 @@ def tell(run: RecordedRun, record: Record) -> Story:
         heat[index, edges[1:] < (client.joined or run.num_rounds + 1)] = np.nan
     arms = [Arm(index, "", 0, arm.name, arm.num_examples) for index, arm in enumerate(run.arms)]
     summary = totals.summary(arms, run.floors or None, tau_max_s=run.tau_max_s)
-    return Story(clients, summary, round_s, evaluations, no_step, heat, edges)
+    return RunStatistics(clients, summary, round_s, evaluations, no_step, heat, edges)
 
 
-def _count(record: RoundRecord, clients: Sequence[ClientStory]) -> None:
+def _count(record: RoundRecord, clients: Sequence[ClientStatistics]) -> None:
     slowest, lost_s = held_up(record)
     for place, result in enumerate(record.results):
         client = clients[result.arm]

@@ -1,4 +1,4 @@
-"""What scheduling saved: the run against what random selection would have cost on its times."""
+"""Savings estimate: the time of a run against random selection on the same recorded times."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ import numpy as np
 
 from flower_scheduling.server.settings.run import ServerConfig
 
-from ..engine.replayer import RECORDED, Record, Replayed, caveats, replay, reproduced, spread
+from ..engine.replayer import RECORDED, Replayed, caveats, replay, reproduced, spread
+from ..environments.recorded import RunRecord
 from ..theory.estimate import Estimate
 from ..wording import percent, plain, seconds
 
 RANDOM: Final = "random"
+# Repetitions of a replay, where that does not take long.
 SEEDS: Final = 100
-"""Repetitions of a replay, where that does not take long."""
 _FEWEST_SEEDS: Final = 20
+# Rounds times arms up to which a policy that learns is replayed over all rounds, and of a replay
+# that is cut short.
 _LEARNING: Final = 10**6
-"""Rounds times arms up to which a policy that learns is replayed over all rounds."""
 _SHORTENED: Final = 5 * 10**5
-"""The same of a replay that is cut short."""
+# Rounds times arms times repetitions that take some ten seconds, learning and at random.
 _WORK: Final = 2 * 10**7
 _RANDOM_WORK: Final = 10**8
-"""Rounds times arms times repetitions that take some ten seconds, learning and at random."""
 _TINY_S: Final = 1e-12
+# Differences of sums and of shares that are worth a sentence.
 _LUCK: Final = 0.02
 _NOTABLE: Final = 0.01
-"""Differences of sums and shares that are worth a sentence."""
+# From this share of selections on, clients hardly known decide what a replay takes.
 _VAGUE: Final = 0.1
-"""From this share of selections on, clients hardly known decide what a replay takes."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How much time scheduling saved.
+class SavingsEstimate:
+    """Estimate of the time that scheduling saved in a run, with its intervals.
 
     Attributes
     ----------
     policy : str
-        What scheduled the run.
+        The policy of the run.
     other : str
-        What it is compared with: ``random``; for a run at random, the default policy.
+        The policy compared with: ``random``; for a run at random, the default policy.
     recorded_s : float
-        What the rounds took [s].
+        Time of the rounds as recorded [s].
     again_s : Estimate or None
-        What they take when the policy of the run is replayed, if it is part of the comparison [s].
+        Their time when the policy of the run is replayed, if that is part of the comparison [s].
     other_s : Estimate
-        What they would have taken with the other policy [s].
+        Their time with the other policy [s].
     saved_s, saved_share : Estimate
-        What scheduling saves against random selection [s], and as a share of random selection's
-        time; negative: it costs more. The share is one of the means, its interval that of pairs.
+        Time saved against random selection [s], and as a share of random selection's time;
+        negative: scheduling costs more. The share is one of the means, its interval that of pairs.
     paired : bool
         Whether both are replayed and compared in pairs; else a replay stands against the record.
     num_rounds : int
@@ -59,9 +60,9 @@ class Answer:
     of_rounds : int
         Rounds of the run.
     caveats : tuple of str
-        What the record cannot say.
+        What the record cannot say, in sentences.
     little_known : float
-        Share of what the other policy selects in the replay that are clients hardly known.
+        Share of the other policy's selections in the replay that fell on clients hardly known.
     delivered : bool
         Whether any client ever delivered in time.
     """
@@ -87,16 +88,16 @@ class Answer:
 
     @property
     def vague(self) -> bool:
-        """Whether the run hardly tried those on whom the answer depends."""
+        """Whether the run hardly tried the clients on which the estimate depends."""
         return self.little_known >= _VAGUE
 
     @property
     def sentence(self) -> str:
-        """The answer, in a few sentences."""
+        """The estimate in a few sentences."""
         if not self.delivered:
             rounds = f"{self.of_rounds:,} rounds" if self.of_rounds > 1 else "one round"
             return (
-                f"Nobody delivered anything in time: {rounds} with {plain(self.policy)} took "
+                f"No client delivered anything in time: {rounds} with {plain(self.policy)} took "
                 f"{seconds(self.recorded_s)}, each selection counted with the whole deadline. Such "
                 "a run does not say what scheduling saves."
             )
@@ -132,7 +133,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """What was saved, with its interval, or that this cannot be told."""
+        """The saving with its interval, or that the run does not resolve it."""
         share = self.saved_share
         interval = f"95 %: {percent(share.low)} to {percent(share.high)}"
         would = "it would have " if self.policy == RANDOM else ""
@@ -160,20 +161,20 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, ready for JSON."""
-        told = {"resolved": self.resolved, "vague": self.vague, "sentence": self.sentence}
-        return asdict(self) | told
+        derived = {"resolved": self.resolved, "vague": self.vague, "sentence": self.sentence}
+        return asdict(self) | derived
 
 
-def answer(record: Record, num_seeds: int | None = None) -> Answer:
-    """Replay a record, and say what scheduling saved.
+def estimate_savings(record: RunRecord, num_seeds: int | None = None) -> SavingsEstimate:
+    """Replay a record, and estimate what scheduling saved.
 
     Parameters
     ----------
-    record : Record
+    record : RunRecord
         From :func:`.record_of`.
     num_seeds : int, >= 2, optional
         Repetitions. Left out, :data:`SEEDS`, and in large runs as few and as little of the run as
-        take half a minute; the answer says so.
+        take half a minute; the caveats say so.
     """
     work = record.num_rounds * len(record.names)
     at_random = record.policy == RANDOM
@@ -192,8 +193,8 @@ def answer(record: Record, num_seeds: int | None = None) -> Answer:
     whole = replayed.num_rounds == record.num_rounds
     if not mine:
         why = "cannot be replayed" if small else "takes long to replay in a run of this size"
-        who = plain(record.policy)
-        notes.append(f"{who} {why}: a replay of {other} stands against the record.")
+        name = plain(record.policy)
+        notes.append(f"{name} {why}: a replay of {other} stands against the record.")
     if not whole:
         notes.append("A policy that learns saves less in few rounds than in many.")
     paired = bool(mine) and (not whole or reproduced(record, found) is not False)
@@ -203,7 +204,7 @@ def answer(record: Record, num_seeds: int | None = None) -> Answer:
     if at_random:
         saved_s, base_s = -saved_s, ours_s
     shares = spread(saved_s / np.maximum(base_s, _TINY_S))
-    return Answer(
+    return SavingsEstimate(
         policy=record.policy,
         other=other,
         recorded_s=record.time_s,
@@ -220,9 +221,9 @@ def answer(record: Record, num_seeds: int | None = None) -> Answer:
     )
 
 
-def _caveats(record: Record, found: Sequence[Replayed], *, whole: bool) -> list[str]:
-    told = found if whole else [each for each in found if each.policy != RECORDED]
-    lines = caveats(record, told)
+def _caveats(record: RunRecord, found: Sequence[Replayed], *, whole: bool) -> list[str]:
+    shown = found if whole else [each for each in found if each.policy != RECORDED]
+    lines = caveats(record, shown)
     if _NOTABLE <= found[-1].little_known < _VAGUE:
         lines.append(
             f"{percent(found[-1].little_known)} of what {found[-1].policy} selects in the replay "
@@ -238,5 +239,5 @@ def _caveats(record: Record, found: Sequence[Replayed], *, whole: bool) -> list[
     return lines
 
 
-def _shortened(record: Record, num_rounds: int) -> Record:
+def _shortened(record: RunRecord, num_rounds: int) -> RunRecord:
     return replace(record, num_rounds=min(num_rounds, record.num_rounds))

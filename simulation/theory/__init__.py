@@ -1,1 +1,1 @@
-"""What is known without playing: laws of round times, optima, regret bounds."""
+"""Theory: laws of round times, optima, regret and its bounds, estimates."""

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from flower_scheduling.strategies.base import FloatArray
 
+# Level of all intervals.
 CONFIDENCE: Final = 0.95
-"""Level of all intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,6 @@ class Estimate:
     low: float
     high: float
     count: int
-
-    @property
-    def half_width(self) -> float:
-        """Half of the interval's length."""
-        return (self.high - self.low) / 2
 
 
 def estimate(samples: ArrayLike) -> Estimate:
@@ -74,10 +69,6 @@ def ratio_of_means(numerator: ArrayLike, denominator: ArrayLike) -> Estimate:
     """
     over = np.asarray(numerator, dtype=np.float64)
     under = np.asarray(denominator, dtype=np.float64)
-    ratio = over.mean() / under.mean()
-    return shifted(estimate((over - ratio * under) / under.mean()), float(ratio))
-
-
-def shifted(found: Estimate, by: float) -> Estimate:
-    """Return an estimate with a constant added."""
-    return Estimate(found.mean + by, found.low + by, found.high + by, found.count)
+    ratio = float(over.mean() / under.mean())
+    error = estimate((over - ratio * under) / under.mean())
+    return Estimate(error.mean + ratio, error.low + ratio, error.high + ratio, error.count)

@@ -1,4 +1,4 @@
-"""The paper's linear program as a policy: what its optimum, which knows everything, would do."""
+"""Optimum of the paper's linear program as a policy, with the laws of all times known."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..settings import SimulationConfig
 from .optimum import StationaryPolicy, best_stationary_policy, mean_slowest_of_law
 
 
-class PlaysPlan(SchedulingPolicy):
-    """Draw each super arm as a stationary policy says, by who is available.
+class StationaryPolicyPlayer(SchedulingPolicy):
+    """Policy that draws each super arm as a stationary policy says for the available arms.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class PlaysPlan(SchedulingPolicy):
         return Explanation("drawn", "", {"chance": self._plan.fraction.copy()})
 
 
-def linear_program(config: SimulationConfig) -> PlaysPlan:
+def linear_program(config: SimulationConfig) -> StationaryPolicyPlayer:
     """Return the optimum under a simulation's floors, with the laws of all times known.
 
     Parameters
@@ -66,7 +66,7 @@ def linear_program(config: SimulationConfig) -> PlaysPlan:
         num_selected=config.num_selected,
         availability=config.per_client("availability"),
     )
-    return PlaysPlan(
+    return StationaryPolicyPlayer(
         plan=plan,
         num_arms=config.num_clients,
         num_selected=config.num_selected,

@@ -1,4 +1,4 @@
-"""What the best schedule costs when the laws of all round times are known: the benchmarks."""
+"""Optima with known laws of all round times: the best fixed set and the linear program."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SetCost: TypeAlias = Callable[[IntArray], FloatArray]
 """Mean time of a round for each of some super arms of one size:
 ``(num_sets, size)`` arms, ``size >= 1``, to ``(num_sets,)`` seconds."""
 
+# Up to so many arms :func:`best_stationary_policy` looks at every availability set.
 MAX_EXACT_ARMS: Final = 10
-"""Up to so many arms :func:`best_stationary_policy` looks at every availability set."""
 
 _MAX_SETS: Final = 20_000  # 15504 super arms of K = 20, N = 5
 _MAX_PRICED_SETS: Final = 200_000
@@ -217,7 +217,7 @@ class BestSet:
 def best_fixed_set(
     cost: SetCost, num_arms: int, num_selected: int, *, exhaustive: bool | None = None
 ) -> BestSet:
-    """Find min over sets of the mean time of a round: the honest benchmark for E max.
+    """Find min over sets of the mean time of a round: what regret is measured against.
 
     With few sets, all of them. Else a search by swaps: from the best N single arms, exchange the
     one arm that saves most against one outside until no exchange saves anything. The result is
@@ -301,7 +301,7 @@ class InfeasibleFloorsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class StationaryPolicy:
-    """A policy that draws its super arm at random, depending on who is available and no more.
+    """Stationary policy: it draws its super arm at random, depending on the available arms alone.
 
     Attributes
     ----------
@@ -338,7 +338,7 @@ class StationaryPolicy:
         Returns
         -------
         float
-            Mean time [s]; a round with nobody available takes 0.
+            Mean time [s]; a round without available arms takes 0.
         """
         return float(self.probability @ _costs_of_masks(cost, self.super_arm))
 
@@ -367,7 +367,7 @@ def best_stationary_policy(
     The objective is that of `cost`. Given means it is the paper's, max over k in S of E tau_k;
     the result is then below what rounds really take, for which use
     :meth:`StationaryPolicy.mean_cost_s`. Given :func:`mean_slowest_of_law` or
-    :func:`mean_slowest` it is E max over k in S of tau_k, the honest one.
+    :func:`mean_slowest` it is E max over k in S of tau_k, what rounds really take.
 
     Up to :data:`MAX_EXACT_ARMS` arms the program is solved as it stands. Beyond, availability sets
     are sampled and super arms are added as they are needed (column generation; in the dual these
@@ -706,7 +706,7 @@ def _generate_columns(program: _Program, pricing: _Pricing) -> FloatArray | None
 def _infeasible_on_sample(
     prices: FloatArray, floors: FloatArray, num_selected: int, alpha: FloatArray, num_samples: int
 ) -> ConfigError:
-    """Say whether the floors are infeasible, or on the sampled availability sets only.
+    """Return the error: floors infeasible, or infeasible on the sampled availability sets only.
 
     Prices that prove infeasibility are a mixture of level sets {k: price_k >= x}, because the
     best that can be served at prices, E max over S of prices(S), is the Lovász extension of

@@ -1,7 +1,15 @@
-"""Regret as the paper defines it, as its proof uses it, and honestly; and the paper's bounds.
+"""Regret in three readings, and the paper's two bounds; all in seconds.
 
-All in seconds: the paper's gap Theta = tau_max Sigma, with its rewards r = 1 - tau / tau_max put
-back into times.
+The paper's gap is Theta = tau_max Sigma, with its rewards r = 1 - tau / tau_max put back into
+times. With tau_k(t) the time of arm k in round t, S(t) the super arm of a policy and S* the N arms
+with the smallest means:
+
+    literal:  sum over t of max over S(t) of tau_k(t)    -  T max over S* of E tau_k
+    pseudo:   sum over t of max over S(t) of E tau_k     -  T max over S* of E tau_k
+    honest:   sum over t of max over S(t) of tau_k(t)    -  T min over S of E max over S of tau_k
+
+Literal is the paper's definition, pseudo what its proof bounds, and honest, the regret against the
+best fixed set, what schedulers are to be judged by.
 """
 
 from __future__ import annotations
@@ -21,7 +29,7 @@ from .optimum import check_set_size, check_times
 
 
 def regret_s(cumulative_s: ArrayLike, rounds: ArrayLike, benchmark_s: ArrayLike) -> FloatArray:
-    """Return by how much times exceed a benchmark: sum of times minus t times the benchmark.
+    """Return the regret against a benchmark: sum of times minus t times the benchmark.
 
     The form that all readings share. In the non-ideal scenario the benchmark is the optimum of the
     linear program (the paper's eq. regret problem, T r* - E sum of r),
@@ -64,13 +72,10 @@ def regret_s(cumulative_s: ArrayLike, rounds: ArrayLike, benchmark_s: ArrayLike)
 def literal_regret_s(
     time_s: ArrayLike, rounds: ArrayLike, expected_time_s: ArrayLike, num_selected: int
 ) -> FloatArray:
-    """Return the regret as the paper defines it.
+    """Return the regret by the paper's definition, its eq. (regret 1).
 
-        sum over t of max over S(t) of tau_k(t)  -  T max over S* of E tau_k
-
-    Its eq. (regret 1), tau_max (T mu(S*) - sum of r(S(t))), with S* the N arms of smallest mean.
-    Realised maxima are compared with a maximum of means, which is smaller: even the best set has
-    linear regret (0.026 s per round at K=20, N=5).
+    tau_max (T mu(S*) - sum of r(S(t))): realised maxima are compared with a maximum of means, which
+    is smaller, so that even the best set has linear regret (0.026 s per round at K=20, N=5).
 
     Parameters
     ----------
@@ -83,15 +88,8 @@ def literal_regret_s(
     num_selected : int, in [1, num_arms]
         Arms per round, N.
 
-    Returns
-    -------
-    (..., num_checkpoints) float64
-        Regret [s].
-
-    Raises
-    ------
-    ConfigError
-        If an argument is out of range or the shapes do not fit.
+    Returns, Raises
+        As :func:`regret_s`.
     """
     return regret_s(time_s, rounds, _best_slowest_mean(expected_time_s, num_selected))
 
@@ -99,60 +97,22 @@ def literal_regret_s(
 def pseudo_regret_s(
     pseudo_time_s: ArrayLike, rounds: ArrayLike, expected_time_s: ArrayLike, num_selected: int
 ) -> FloatArray:
-    """Return the regret as the paper's proof uses it.
-
-        sum over t of max over S(t) of E tau_k  -  T max over S* of E tau_k
+    """Return the pseudo-regret, which the paper's proof uses and its bounds are bounds of.
 
     The first line of its eq. (eq xl), which takes E r(S) for the minimum of mu_k. With N arms in
     every round it is never negative, 0 for the best set, and blind to everything but the slowest
-    mean. The paper's bounds are bounds of this one.
-
-    Parameters
-    ----------
-    pseudo_time_s : (..., num_checkpoints) array-like of float, >= 0
-        Sum over rounds, up to each checkpoint, of the largest mean in the super arm [s].
-    rounds, expected_time_s, num_selected
-        As for :func:`literal_regret_s`.
-
-    Returns
-    -------
-    (..., num_checkpoints) float64
-        Regret [s].
-
-    Raises
-    ------
-    ConfigError
-        If an argument is out of range or the shapes do not fit.
+    mean. `pseudo_time_s` is the sum over rounds, up to each checkpoint, of the largest mean in the
+    super arm [s]; all else is as for :func:`literal_regret_s`.
     """
     return regret_s(pseudo_time_s, rounds, _best_slowest_mean(expected_time_s, num_selected))
 
 
-def honest_regret_s(time_s: ArrayLike, rounds: ArrayLike, best_set_s: ArrayLike) -> FloatArray:
-    """Return the regret against the best that can be done with one set.
+def best_set_regret_s(time_s: ArrayLike, rounds: ArrayLike, best_set_s: ArrayLike) -> FloatArray:
+    """Return the regret against the best fixed set, the honest reading.
 
-        sum over t of max over S(t) of tau_k(t)  -  T min over S of E max over S of tau_k
-
-    The paper's problem (original pro) taken at its word, and what schedulers are to be judged by:
-    a policy that always plays the best set has regret 0 on average.
-
-    Parameters
-    ----------
-    time_s : (..., num_checkpoints) array-like of float, >= 0
-        Time that the rounds took up to each checkpoint [s].
-    rounds : (num_checkpoints,) array-like of int, >= 1
-        The checkpoints t.
-    best_set_s : scalar or (...) array-like of float, >= 0
-        Mean time of a round of the best set [s], :func:`.best_fixed_set`.
-
-    Returns
-    -------
-    (..., num_checkpoints) float64
-        Regret [s].
-
-    Raises
-    ------
-    ConfigError
-        If an argument is out of range or the shapes do not fit.
+    The paper's problem (original pro) taken at its word: a policy that always plays the best set
+    has regret 0 on average. `best_set_s` is the mean time of a round of that set [s], by
+    :func:`.best_fixed_set`; all else is as for :func:`regret_s`.
     """
     return regret_s(time_s, rounds, best_set_s)
 

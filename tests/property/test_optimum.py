@@ -22,7 +22,7 @@ from flower_scheduling.simulation.theory.optimum import (
     slowest_mean,
 )
 from flower_scheduling.simulation.theory.regret import (
-    honest_regret_s,
+    best_set_regret_s,
     literal_regret_s,
     pseudo_regret_s,
     reward_gaps,
@@ -198,7 +198,7 @@ def test_readings_equal_a_naive_loop(seed, num_seeds, num_arms, num_rounds, data
     columns = np.array(rounds) - 1
     literal = literal_regret_s(took[:, columns], rounds, means, num_selected)
     pseudo = pseudo_regret_s(mean_took[:, columns], rounds, means, num_selected)
-    honest = honest_regret_s(took[:, columns], rounds, best_s)
+    honest = best_set_regret_s(took[:, columns], rounds, best_s)
     for row in range(num_seeds):
         slowest_of_best = min(
             max(means[row, arm] for arm in arms)

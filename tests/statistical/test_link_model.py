@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from flower_scheduling.client.link.model import ComputeModel, LinkModel, RoundTimeLaw
+from flower_scheduling.client.link.model import ComputeModel, LinkModel
+from flower_scheduling.simulation.theory.round_time_law import RoundTimeLaw
 
 pytestmark = pytest.mark.statistical
 

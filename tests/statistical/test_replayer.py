@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flower_scheduling.simulation.engine.replayer import Record, replay
+from flower_scheduling.simulation.engine.replayer import replay
 from flower_scheduling.simulation.environments.paper import Environment
+from flower_scheduling.simulation.environments.recorded import RunRecord
 from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
 from flower_scheduling.strategies.base import FloatArray
 
@@ -18,7 +19,7 @@ NUM_ROUNDS = 300
 
 def recorded(
     policy: str, num_arms: int, num_selected: int, failure: float, num_runs: int
-) -> tuple[list[Record], FloatArray]:
+) -> tuple[list[RunRecord], FloatArray]:
     """Return the records of runs in as many worlds, and what random selection takes there [s]."""
     env = Environment(
         num_arms=num_arms,
@@ -55,7 +56,7 @@ def recorded(
                     value = float(time_s[run, arm])
                     samples[run][arm].append(value if value <= TAU_MAX_S else np.inf)
     records = [
-        Record(
+        RunRecord(
             names=tuple(f"c{arm}" for arm in range(num_arms)),
             policy=policy,
             num_selected=num_selected,

@@ -65,6 +65,30 @@ def test_each_round_is_drawn_afresh_and_by_name():
     assert call({**LINKED, "name": "b"})[1] != first
 
 
+def test_training_and_evaluation_of_a_round_fade_independently():
+    train, evaluate = call(LINKED)[1], call(LINKED, kind="evaluate")[1]
+    assert train[0] != evaluate[0]
+    assert call(LINKED, kind="evaluate")[1][0] == evaluate[0]
+    device = EmulatedDevice.from_node_config(LINKED)
+    # Of all rounds, not of this one: 200 pairs of independent exponentials.
+    fading = np.array(
+        [
+            [device.rng(t, kind).standard_exponential() for kind in ("train", "evaluate")]
+            for t in range(1, 201)
+        ]
+    )
+    # The correlation of 200 independent pairs has a deviation of 0.07: 6 sigma, about 1e-9.
+    assert abs(np.corrcoef(fading.T)[0, 1]) < 0.43
+
+
+def test_training_keeps_the_times_that_runs_have_recorded():
+    device = EmulatedDevice.from_node_config(LINKED)
+    recorded = [device.link_s(device.rng(t), 3200.0) for t in (1, 2, 1000)]
+    assert recorded == pytest.approx(
+        [0.05006473623909478, 0.07867420319234907, 0.04016582068617991], rel=1e-12
+    )
+
+
 def test_draws_follow_the_channel_law():
     device = EmulatedDevice.from_node_config(LINKED)
     times = np.array([device.link_s(device.rng(t), 3200.0) for t in range(1, 4001)])

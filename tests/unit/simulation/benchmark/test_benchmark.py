@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +12,13 @@ import numpy as np
 import pytest
 
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.simulation.benchmark import cli as benchmark_cli
 from flower_scheduling.simulation.benchmark.scenario import Scenario, suite
-from flower_scheduling.simulation.benchmark.tasks import REFERENCE, entrants, pieces_of
+from flower_scheduling.simulation.benchmark.tasks import REFERENCE, eligible_policies, jobs_of
 from flower_scheduling.simulation.cli import main
-from flower_scheduling.simulation.engine.replayer import (
-    RECORDED,
-    RecordedFleet,
-    read_record,
-    replay,
-)
+from flower_scheduling.simulation.engine.replayer import RECORDED, replay
+from flower_scheduling.simulation.environments.recorded import RecordedEnvironment, read_record
+from flower_scheduling.simulation.jobs import Arrays, Job
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 from flower_scheduling.simulation.theory.linear_program import linear_program
 from flower_scheduling.strategies import POLICIES, RoundContext, RoundOutcome
@@ -42,7 +41,7 @@ def test_every_scenario_of_the_suite_runs(name: str) -> None:
     assert draw.round_trip_time_s.shape == (2, scenario.num_clients)
     assert np.isfinite(env.expected_time_s(scenario.tau_max_s, scenario.rounds)).all()
     assert scenario.summary
-    assert entrants(scenario)
+    assert eligible_policies(scenario)
 
 
 def test_shares_and_lists_are_spread_over_the_clients(tmp_path: Path) -> None:
@@ -65,13 +64,13 @@ def test_shares_and_lists_are_spread_over_the_clients(tmp_path: Path) -> None:
     [
         ("", "summary"),
         ('summary = "x"\nnum-client = 3', "did you mean num-clients?"),
-        ('summary = "x"\nnum-clients = 0', "num_clients = 0"),
+        ('summary = "x"\nnum-clients = 0', "num-clients = 0"),
         ('summary = "x"\nseeds = 1', "seeds = 1"),
         ('summary = "x"\nfloors = 0.9', "feasible"),
         ('summary = "x"\nfloors = "all"', "a number, or one per client"),
         ('summary = "x"\n[world]\ndrfit = 1', "did you mean drift?"),
         ('summary = "x"\n[world]\ndistance-m = [1.0, 2.0, 3.0]', "as divide 20"),
-        ('summary = "x"\n[world]\nfailing-share = 2.0', "failing_share"),
+        ('summary = "x"\n[world]\nfailing-share = 2.0', "failing-share"),
         ("summary = ", "readable TOML"),
         ('summary = "x"\nworld = 3', "a table"),
         ('summary = "x"\n[world]\nbase-rate = -1.0', "world"),
@@ -100,11 +99,73 @@ def test_unknown_names_are_refused(
     assert message in one_error(capsys)
 
 
-def test_who_takes_part() -> None:
-    plain = entrants(Scenario.load("paper"))
+@pytest.mark.parametrize("command", ["league", "benchmark"])
+def test_a_policy_without_floors_is_refused_where_there_are_some_before_anything_is_computed(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["--scenario", "floors-10", "--policy", "cs-ucb", "--out", str(out)]
+    assert main([command, *arguments]) == 2
+    line = one_error(capsys)
+    assert "cs-ucb" in line
+    assert "scenario floors-10" in line
+    assert f"must be one of {', '.join(eligible_policies(Scenario.load('floors-10')))}" in line
+    assert not out.exists()
+
+
+def test_of_the_whole_suite_a_policy_without_floors_skips_the_scenarios_that_have_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def note(jobs: Sequence[Job], out: Path, num_processes: int) -> dict[str, Arrays]:
+        asked.extend(job.name for job in jobs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark_cli, "run_shown", note)
+    assert main(["league", "--policy", "cs-ucb", "--out", str(tmp_path / "out")]) == 130
+    free = [name for name in suite() if not name.startswith("floors")]
+    assert asked == [f"{name}-{policy}" for name in free for policy in (REFERENCE, "cs-ucb")]
+
+
+GREEDY = """
+import numpy as np
+from flower_scheduling.strategies import SchedulingPolicy, top_arms
+
+class Greedy(SchedulingPolicy):
+    def _select(self, context):
+        index = np.where(self.play_count > 0, self.mean_reward, np.inf)
+        return top_arms((index,), context.available, self.num_selected, self._rng)
+"""
+
+
+def test_a_policy_of_ones_own_takes_part_and_is_computed_anew_when_its_code_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('summary = "x"\nnum-clients = 6\nrounds = 50\n')
+    name = "greedy.py:Greedy"
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    arguments = ["league", "--scenario", "mine.toml", "--seeds", "2", "--policy", name]
+    assert main([*arguments, "--out", "out"]) == 0
+    found = list(csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines()))
+    assert [row["policy"] for row in found] == [name]
+    jobs = jobs_of(Scenario.load("mine.toml").changed(seeds=2), [name])
+    folder = Path("out/jobs")
+    assert {job.path(folder) for job in jobs} == set(folder.iterdir())
+    (tmp_path / "greedy.py").write_text(GREEDY + "# changed\n")
+    changed = jobs_of(Scenario.load("mine.toml").changed(seeds=2), [name])
+    assert [job.path(folder).exists() for job in changed] == [True, False], "not the reference"
+    capsys.readouterr()
+    assert main([*arguments, "--policy", "greedy.py:Gredy", "--out", "out"]) == 2
+    assert "greedy.py has no Gredy" in one_error(capsys)
+
+
+def test_policies_that_a_scenario_can_have() -> None:
+    plain = eligible_policies(Scenario.load("paper"))
     assert "local-accuracy" not in plain
     assert "oracle" not in plain
-    with_floors = entrants(Scenario.load("floors-equal"))
+    with_floors = eligible_policies(Scenario.load("floors-equal"))
     assert {"random", "cs-ucb-q", "cs-ucb-q-adaptive"} <= set(with_floors)
     takes = {
         name
@@ -143,20 +204,20 @@ def test_the_league_leaves_its_numbers_and_keeps_what_was_computed(
     assert found[0]["floors_met"] == ""
     assert json.loads((tmp_path / "out" / "league.json").read_text())[0]["seeds"] == 3
     assert (tmp_path / "out" / "forest.png").stat().st_size > 10_000
-    files = {f: f.stat().st_mtime_ns for f in (tmp_path / "out" / "pieces").iterdir()}
+    files = {f: f.stat().st_mtime_ns for f in (tmp_path / "out" / "jobs").iterdir()}
     assert len(files) == 6
     before = (tmp_path / "out" / "league.csv").read_bytes()
     assert main(arguments) == 0
-    assert {f: f.stat().st_mtime_ns for f in (tmp_path / "out" / "pieces").iterdir()} == files
+    assert {f: f.stat().st_mtime_ns for f in (tmp_path / "out" / "jobs").iterdir()} == files
     assert (tmp_path / "out" / "league.csv").read_bytes() == before
 
 
 def test_all_policies_of_a_scenario_see_the_same_draws() -> None:
-    scenario = replace(Scenario.load("identical"), rounds=200, seeds=4)
-    reference, alone = (piece.compute() for piece in pieces_of(scenario, ["random"]))
+    scenario = Scenario.load("identical").changed(rounds=200, seeds=4)
+    reference, alone = (job.compute() for job in jobs_of(scenario, ["random"]))
     # Alike in law, the reference picks the same arms in all rounds of one mean, ties at random.
     assert reference["time_s"] == pytest.approx(alone["time_s"], rel=0.05)
-    assert pieces_of(scenario, [])[0].name == f"identical-{REFERENCE}"
+    assert jobs_of(scenario, [])[0].name == f"identical-{REFERENCE}"
 
 
 # --- replays --------------------------------------------------------------------------------------
@@ -191,7 +252,7 @@ def test_what_the_record_does_not_say_is_told(
     poor = replace(record, samples_s=tuple(samples))
     (_, fast) = replay(poor, ["cs-ucb-adaptive"], num_seeds=20)
     assert fast.little_known > 0.1
-    fleet = RecordedFleet(poor, (2,), np.random.SeedSequence(0))
+    fleet = RecordedEnvironment(poor, (2,), np.random.SeedSequence(0))
     assert np.isfinite(fleet.expected_time_s(5.0)).all()
     assert np.isfinite(fleet.round(1).compute_s).all()
     assert main(["replay", str(run_dir), "--strategy", "cs-ucb-adaptive", "--json"]) == 0

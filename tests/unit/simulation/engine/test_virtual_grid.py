@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from flower_scheduling.simulation.engine.virtual_grid import VirtualGrid
 from flower_scheduling.simulation.environments.paper import Environment
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 from flower_scheduling.strategies.flower import (
+    LOGGER,
     TIMEOUT,
     UNDELIVERABLE,
+    RoundRecord,
     ScheduledStrategy,
     TimedExchange,
 )
@@ -193,6 +196,36 @@ def test_same_seed_same_run_other_seed_other_run(tmp_path: Path) -> None:
     assert a != c
     model = "model.safetensors"
     assert (tmp_path / "a" / model).read_bytes() == (tmp_path / "b" / model).read_bytes()
+
+
+@pytest.mark.usefixtures("mnist")
+def test_a_simulation_silences_flower_alone_and_only_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flower = logging.getLogger("flwr")
+    found: list[tuple[str, str]] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda each: found.append((each.name, each.getMessage())))
+    monkeypatch.setattr(flower, "handlers", [handler])
+    monkeypatch.setattr(LOGGER, "propagate", True)  # whatever a command line left
+    monkeypatch.setattr(LOGGER, "level", logging.NOTSET)
+
+    def hook(record: RoundRecord, arrays: ArrayRecord) -> None:
+        LOGGER.warning("ours in round %d", record.round)
+        flower.info("Flower's in round %d", record.round)
+
+    level = flower.level
+    settings = {"run-dir": str(tmp_path / "run"), "rounds": 3, "eval-every": 3}
+    simulation = Simulation(SimulationConfig.from_mapping(settings))
+    assert flower.level == level
+    simulation.run([hook])
+    assert (flower.level, LOGGER.level) == (level, logging.NOTSET)
+
+    assert not [text for name, text in found if name == "flwr"]
+    ours = [f"ours in round {t}" for t in (1, 2, 3)]
+    assert [text for _, text in found if text in ours] == ours
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert all(text in log for text in ours)
 
 
 @pytest.mark.usefixtures("mnist")

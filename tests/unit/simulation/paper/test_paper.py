@@ -1,14 +1,18 @@
-"""The paper's section: settings, pieces that are computed once, estimates, verdicts, reports."""
+"""The paper's section: settings, jobs that are computed once, estimates, verdicts, reports."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,7 @@ from scipy.stats import ttest_1samp
 from waiting import until
 
 from flower_scheduling.simulation.cli import main
-from flower_scheduling.simulation.jobs import Arrays, Piece, compute_all, describe, load
+from flower_scheduling.simulation.jobs import Arrays, Job, code_digest, describe, load, run_jobs
 from flower_scheduling.simulation.paper.claims import (
     DOES_NOT_HOLD,
     HOLDS,
@@ -26,7 +30,7 @@ from flower_scheduling.simulation.paper.claims import (
     _below,
 )
 from flower_scheduling.simulation.paper.experiments import checkpoints, ideal_plan
-from flower_scheduling.simulation.paper.figures import FIGURES, pieces_of
+from flower_scheduling.simulation.paper.figures import FIGURES, jobs_of
 from flower_scheduling.simulation.paper.html_report import load_results, page, shown
 from flower_scheduling.simulation.paper.settings import QUICK, PaperConfig
 from flower_scheduling.simulation.theory.estimate import Estimate, estimate, ratio_of_means
@@ -95,43 +99,43 @@ def test_checkpoints_hold_what_claims_ask_for() -> None:
     assert checkpoints(40)[-1] == 40
 
 
-# --- pieces ---------------------------------------------------------------------------------------
+# --- jobs -----------------------------------------------------------------------------------------
 
 
 def draw(seed: int, log: str) -> Arrays:
     with Path(log).open("a") as file:
         file.write(f"{seed}\n")
     if seed < 0:
-        raise ArithmeticError("this piece fails")
+        raise ArithmeticError("this job fails")
     return {"values": np.random.default_rng(seed).normal(size=3), "seed": np.array(seed)}
 
 
-def pieces(log: Path, *seeds: int) -> list[Piece]:
+def jobs(log: Path, *seeds: int) -> list[Job]:
     # The one that fails is the cheapest, and so the last.
-    return [Piece(f"piece-{seed}", partial(draw, seed, str(log)), float(seed)) for seed in seeds]
+    return [Job(f"job-{seed}", partial(draw, seed, str(log)), float(seed)) for seed in seeds]
 
 
-def test_a_piece_is_computed_once_whatever_happened_to_the_others(tmp_path: Path) -> None:
-    log, folder = tmp_path / "log", tmp_path / "pieces"
-    with pytest.raises(ArithmeticError, match="this piece fails"):
-        compute_all(pieces(log, 1, 2, -1), folder, num_processes=1)
+def test_a_job_is_computed_once_whatever_happened_to_the_others(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "jobs"
+    with pytest.raises(ArithmeticError, match="this job fails"):
+        run_jobs(jobs(log, 1, 2, -1), folder, num_processes=1)
     assert log.read_text().split() == ["2", "1", "-1"]
 
-    file = pieces(log, 2)[0].path(folder)
+    file = jobs(log, 2)[0].path(folder)
     file.write_bytes(file.read_bytes()[:100])  # torn
     told: list[tuple[str, bool]] = []
-    results = compute_all(
-        pieces(log, 3, 1, 2),
+    results = run_jobs(
+        jobs(log, 3, 1, 2),
         folder,
         num_processes=2,
-        on_done=lambda piece, computed: told.append((piece.name, computed)),
+        on_done=lambda job, computed: told.append((job.name, computed)),
     )
     assert sorted(log.read_text().split()[3:]) == ["2", "3"]
-    assert sorted(told) == [("piece-1", False), ("piece-2", True), ("piece-3", True)]
-    assert list(results) == ["piece-3", "piece-1", "piece-2"]
+    assert sorted(told) == [("job-1", False), ("job-2", True), ("job-3", True)]
+    assert list(results) == ["job-3", "job-1", "job-2"]
     for seed in (1, 2, 3):
         expected = np.random.default_rng(seed).normal(size=3)
-        np.testing.assert_array_equal(results[f"piece-{seed}"]["values"], expected)
+        np.testing.assert_array_equal(results[f"job-{seed}"]["values"], expected)
     assert not list(folder.glob(".*")), "no temporary file is left"
 
 
@@ -140,14 +144,92 @@ def test_other_settings_are_other_files(tmp_path: Path) -> None:
     same = PaperConfig.from_text({}, quick=True)
     other = PaperConfig.from_text({"tau-max-s": "6"}, quick=True)
     paths = [
-        [piece.path(tmp_path) for piece in pieces_of(list(FIGURES), config)]
+        [job.path(tmp_path) for job in jobs_of(list(FIGURES), config)]
         for config in (quick, same, other)
     ]
     assert paths[0] == paths[1]
     assert not set(paths[0]) & set(paths[2])
     assert len(set(paths[0])) == len(paths[0])
     sweep = PaperConfig.from_text({"sweep-drops": "50"}, quick=True)
-    assert ideal_plan(sweep).pieces()[0].path(tmp_path) in paths[0], "only what it changes"
+    assert ideal_plan(sweep).jobs()[0].path(tmp_path) in paths[0], "only what it changes"
+
+
+def changed_digest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
+    """Return a function that changes a file of a copy of our code and digests it, then undoes that.
+
+    With an empty name nothing is changed.
+    """
+    for package in ("client", "server", "simulation", "strategies"):
+        source = Path(str(files(f"flower_scheduling.{package}")))
+        shutil.copytree(source, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(
+        "flower_scheduling.simulation.jobs.files",
+        lambda package: tmp_path / package.removeprefix("flower_scheduling."),
+    )
+
+    def digest(name: str) -> str:
+        file = tmp_path / name
+        before = file.read_bytes() if name else b""
+        if name:
+            file.write_bytes(before + b"# changed\n")
+        try:
+            return code_digest.__wrapped__()
+        finally:
+            if name:
+                file.write_bytes(before)
+
+    return digest
+
+
+def test_a_change_of_any_file_that_results_follow_from_changes_the_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = changed_digest(monkeypatch, tmp_path)
+    folders = ("strategies/comparators", "simulation/theory", "simulation/environments")
+    names = [file for each in folders for file in (tmp_path / each).glob("*.py")]
+    names += (tmp_path / "simulation" / "scenarios").glob("*.toml")
+    assert len(names) > 30
+    others = (
+        "strategies/policies/cs_ucb.py",
+        "strategies/selection.py",
+        "client/link/model.py",
+        "client/learning/models.py",
+        "server/settings/run.py",
+        "simulation/settings.py",
+        "simulation/benchmark/training.py",
+        "simulation/engine/batched.py",
+    )
+    names += [tmp_path / name for name in others]
+    found = [digest(str(file.relative_to(tmp_path))) for file in names]
+    assert len({digest(""), *found}) == 1 + len(names)
+    assert digest("simulation/html.py") == digest("server/page/web.py") == digest("")
+    assert digest("") == code_digest(), "the copy is as good as ours"
+    added = tmp_path / "strategies" / "comparators" / "newest.py"
+    added.write_text("")
+    assert digest("") not in (code_digest(), *found)
+
+
+def test_results_of_other_code_are_computed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, folder = tmp_path / "log", tmp_path / "jobs"
+    run_jobs(jobs(log, 1, 2), folder, num_processes=1)
+    monkeypatch.setattr("flower_scheduling.simulation.jobs.code_digest", lambda: "other code")
+    told: list[bool] = []
+    # Computed here: a process of its own would not know of the other code.
+    monkeypatch.setattr(
+        "flower_scheduling.simulation.jobs.ProcessPoolExecutor",
+        lambda *args, **kwargs: ThreadPoolExecutor(1),
+    )
+    for _ in range(2):
+        run_jobs(
+            jobs(log, 1, 2),
+            folder,
+            num_processes=1,
+            on_done=lambda job, computed: told.append(computed),
+        )
+    assert told == [True, True, False, False]
+    assert len(list(folder.iterdir())) == 4, "the others stay where they are"
 
 
 def test_what_cannot_be_described_is_refused() -> None:
@@ -158,9 +240,9 @@ def test_what_cannot_be_described_is_refused() -> None:
 
 
 def test_a_damaged_file_is_computed_again_whatever_is_wrong_with_it(tmp_path: Path) -> None:
-    log, folder = tmp_path / "log", tmp_path / "pieces"
-    compute_all(pieces(log, 1), folder, num_processes=1)
-    file = pieces(log, 1)[0].path(folder)
+    log, folder = tmp_path / "log", tmp_path / "jobs"
+    run_jobs(jobs(log, 1), folder, num_processes=1)
+    file = jobs(log, 1)[0].path(folder)
     good = file.read_bytes()
     rng = np.random.default_rng(3)
     for _ in range(200):
@@ -293,9 +375,9 @@ def test_all_of_it_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
     # Once more: nothing is computed, the same comes out. A figure by itself, with one process and
     # from nothing: the same numbers.
-    begun = {file: file.stat().st_mtime_ns for file in (two / "pieces").iterdir()}
+    begun = {file: file.stat().st_mtime_ns for file in (two / "jobs").iterdir()}
     assert run_tiny(two) == 0
-    assert {file: file.stat().st_mtime_ns for file in (two / "pieces").iterdir()} == begun
+    assert {file: file.stat().st_mtime_ns for file in (two / "jobs").iterdir()} == begun
     capsys.readouterr()
     figures = ("channels-gap", "fairness-tradeoff")
     assert run_tiny(one, *(f"--figure={name}" for name in figures), "--processes", "1") == 0

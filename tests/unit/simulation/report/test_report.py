@@ -24,19 +24,25 @@ from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.engine.replayer import (
     RECORDED,
-    Record,
-    RecordedFleet,
     caveats,
     changed_arms,
-    read_record,
-    record_of,
     replay,
 )
-from flower_scheduling.simulation.environments.recorded_run import open_run
-from flower_scheduling.simulation.report import savings as answer_module
+from flower_scheduling.simulation.environments.recorded import (
+    RecordedEnvironment,
+    RunRecord,
+    open_run,
+    read_record,
+    record_of,
+)
+from flower_scheduling.simulation.report import savings as savings_module
 from flower_scheduling.simulation.report.document import MARK
-from flower_scheduling.simulation.report.run_statistics import Story, held_up, tell
-from flower_scheduling.simulation.report.savings import Answer, answer
+from flower_scheduling.simulation.report.run_statistics import (
+    RunStatistics,
+    gather_statistics,
+    held_up,
+)
+from flower_scheduling.simulation.report.savings import SavingsEstimate, estimate_savings
 from flower_scheduling.simulation.theory.estimate import Estimate
 from flower_scheduling.simulation.wording import percent, plain, seconds
 from flower_scheduling.strategies import POLICIES
@@ -67,6 +73,7 @@ def a_round(number: int, rtt_s: dict[int, float | None], **changes: Any) -> dict
         "absent": [],
         "selected": list(rtt_s),
         "rtt_s": times,
+        "completed": [time is not None for time in times],
         "reason": ["timeout" if time is None else None for time in times],
         "compute_s": [None] * len(times),
         "link_s": [None] * len(times),
@@ -111,10 +118,10 @@ def steady(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
     return rounds
 
 
-def told(path: Path) -> tuple[Record, Story]:
+def told(path: Path) -> tuple[RunRecord, RunStatistics]:
     run = open_run(path)
     record = record_of(run)
-    return record, tell(run, record)
+    return record, gather_statistics(run, record)
 
 
 class Page(HTMLParser):
@@ -190,9 +197,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, mnist: object) -> Path:
 def test_numbers_are_those_of_the_rounds(run_dir: Path) -> None:
     rounds = [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
     summary = json.loads((run_dir / "summary.json").read_text())
-    _, story = told(run_dir)
+    _, stats = told(run_dir)
     for key in summary.keys() - {"arms"}:
-        assert story.summary[key] == summary[key], key
+        assert stats.summary[key] == summary[key], key
     page = reported(run_dir)
     count = len(rounds)
     length_s = sum(line["round_s"] for line in rounds)
@@ -202,7 +209,7 @@ def test_numbers_are_those_of_the_rounds(run_dir: Path) -> None:
     assert f"{len(failures)} of {requests} requests" in page.text
     accuracy = max(line["accuracy"] or 0 for line in rounds)
     assert f"best {100 * accuracy:.2f} % in round" in page.text
-    for arm, client in enumerate(story.clients):
+    for arm, client in enumerate(stats.clients):
         places = [(line, line["selected"].index(arm)) for line in rounds if arm in line["selected"]]
         times = [line["rtt_s"][at] for line, at in places if line["completed"][at]]
         assert client.selections == len(places)
@@ -210,7 +217,7 @@ def test_numbers_are_those_of_the_rounds(run_dir: Path) -> None:
         if times:
             assert client.median_s == pytest.approx(np.median(times))
             assert client.quantile_s(0.9) == pytest.approx(np.quantile(times, 0.9))
-    late = next(client for client in story.clients if client.joined == 60)
+    late = next(client for client in stats.clients if client.joined == 60)
     assert late.rounds == count - 59
     assert "joined after the first round: 1" in page.text
     assert len(page.figures) == 8
@@ -219,7 +226,7 @@ def test_numbers_are_those_of_the_rounds(run_dir: Path) -> None:
 def test_the_answer_comes_from_pairs(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = read_record(run_dir)
     again, at_random = replay(record, ["random"], num_seeds=30)
-    found = answer(record, 30)
+    found = estimate_savings(record, 30)
     assert (again.policy, found.policy, found.other) == (RECORDED, "cs-ucb-q", "random")
     assert found.paired
     differences = at_random.times_s - again.times_s
@@ -253,7 +260,7 @@ def test_the_command_of_the_run_is_told(run_dir: Path) -> None:
 
 def test_a_clear_saving_is_said(tmp_path: Path) -> None:
     record = read_record(a_run(tmp_path / "run", steady(200), strategy="mine"))
-    found = answer(record, 40)
+    found = estimate_savings(record, 40)
     assert found.resolved
     assert found.saved_share.low > 0.2
     share = found.saved_share
@@ -266,7 +273,7 @@ def test_a_clear_saving_is_said(tmp_path: Path) -> None:
 
 
 def test_good_luck_is_told_beside_what_it_would_explain() -> None:
-    found = Answer(
+    found = SavingsEstimate(
         policy="cs-ucb",
         other="random",
         recorded_s=100.0,
@@ -288,7 +295,7 @@ def test_good_luck_is_told_beside_what_it_would_explain() -> None:
 
 
 def test_what_hangs_on_clients_hardly_tried_is_no_number() -> None:
-    found = Answer(
+    found = SavingsEstimate(
         policy="cs-ucb",
         other="random",
         recorded_s=100.0,
@@ -328,18 +335,20 @@ def test_the_headline_of_a_run_says_that_it_hardly_tried_some(tmp_path: Path) ->
 def test_a_run_in_which_nobody_delivered_says_so(tmp_path: Path) -> None:
     rounds = [a_round(n, {0: None, 1: None}) for n in range(1, 31)]
     run = a_run(tmp_path / "run", rounds)
-    found = answer(read_record(run), 4)
+    found = estimate_savings(read_record(run), 4)
     assert not found.resolved
     assert found.sentence == (
-        "Nobody delivered anything in time: 30 rounds with cs-ucb-adaptive took 150 s, each "
+        "No client delivered anything in time: 30 rounds with cs-ucb-adaptive took 150 s, each "
         "selection counted with the whole deadline. Such a run does not say what scheduling saves."
     )
-    assert "Nobody delivered" in reported(run).text
+    assert "No client delivered" in reported(run).text
 
 
 def test_no_difference_is_said_to_be_none(tmp_path: Path) -> None:
     rounds = [a_round(n, {n % 4: 1.0 + n % 3, (n + 1) % 4: 1.0 + n % 5}) for n in range(1, 100)]
-    found = answer(read_record(a_run(tmp_path / "run", rounds, strategy="round-robin")), 40)
+    found = estimate_savings(
+        read_record(a_run(tmp_path / "run", rounds, strategy="round-robin")), 40
+    )
     assert not found.resolved
     assert "no difference that this run can tell" in found.sentence
     assert "includes zero" in found.sentence
@@ -353,7 +362,7 @@ def test_a_run_at_random_hears_of_the_default(tmp_path: Path) -> None:
         pair = sorted(rng.choice(4, 2, replace=False).tolist())
         rounds.append(a_round(number, {a: float(means[a] * rng.gamma(9, 1 / 9)) for a in pair}))
     record = read_record(a_run(tmp_path / "run", rounds, strategy="random"))
-    found = answer(record, 40)
+    found = estimate_savings(record, 40)
     assert found.other == ServerConfig().strategy
     assert found.saved_share.low > 0.3
     assert found.sentence.startswith("Random selection took")
@@ -364,7 +373,7 @@ def test_a_run_at_random_hears_of_the_default(tmp_path: Path) -> None:
 def test_a_policy_that_costs_time_is_told_so(tmp_path: Path) -> None:
     # Every round has the slow client: worse than random, and no policy of ours to play again.
     rounds = [a_round(n, {3: 3.0, n % 3: 0.1}) for n in range(1, 100)]
-    found = answer(read_record(a_run(tmp_path / "run", rounds, strategy="mine")), 40)
+    found = estimate_savings(read_record(a_run(tmp_path / "run", rounds, strategy="mine")), 40)
     assert not found.paired
     assert found.saved_s.high < 0
     assert re.search(r": cost \d+ % more \(95 %: \d+ % to \d+ %\)\.$", found.sentence)
@@ -377,7 +386,7 @@ def test_a_record_that_its_policy_does_not_reproduce_stands_for_itself(tmp_path:
         a_round(n, dict.fromkeys((0, 1), 4.0 if n % 2 else 0.1), num_arms=2) for n in range(1, 300)
     ]
     record = read_record(a_run(tmp_path / "run", rounds, names=("a", "b")))
-    found = answer(record, 40)
+    found = estimate_savings(record, 40)
     assert not found.paired
     assert found.saved_s.mean == pytest.approx(found.other_s.mean - record.time_s)
     assert any("does not come out" in line for line in found.caveats)
@@ -389,17 +398,21 @@ def test_what_fails_fast_is_said_to_count_as_the_deadline(tmp_path: Path) -> Non
     ]
     record = read_record(a_run(tmp_path / "run", rounds))
     assert (record.time_s, record.measured_s) == (145.0, 29.0)
-    assert any("measured, the rounds took 29.0 s" in line for line in answer(record, 4).caveats)
+    assert any(
+        "measured, the rounds took 29.0 s" in line for line in estimate_savings(record, 4).caveats
+    )
 
 
 def test_large_runs_are_replayed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_module, "_LEARNING", 400)
-    monkeypatch.setattr(answer_module, "_SHORTENED", 400)
-    found = answer(read_record(a_run(tmp_path / "learning", steady(200))))
+    monkeypatch.setattr(savings_module, "_LEARNING", 400)
+    monkeypatch.setattr(savings_module, "_SHORTENED", 400)
+    found = estimate_savings(read_record(a_run(tmp_path / "learning", steady(200))))
     assert not found.paired
     assert found.num_rounds == 200
     assert any("takes long to replay" in line for line in found.caveats)
-    found = answer(read_record(a_run(tmp_path / "random", steady(200), strategy="random")))
+    found = estimate_savings(
+        read_record(a_run(tmp_path / "random", steady(200), strategy="random"))
+    )
     assert (found.num_rounds, found.of_rounds, found.paired) == (100, 200, True)
     assert "for the first 100 of 200 rounds" in found.sentence
 
@@ -453,7 +466,7 @@ def drawn(samples_s: list[list[float]], num_rows: int = 200) -> tuple[np.ndarray
     """Return what a fleet with such a record draws: times and failures, (rounds, rows, arms)."""
     count, num_rounds = len(samples_s), 256
     there = np.ones((num_rounds, count), dtype=np.bool_)
-    record = Record(
+    record = RunRecord(
         names=tuple(f"c{arm}" for arm in range(count)),
         policy="random",
         num_selected=1,
@@ -467,7 +480,7 @@ def drawn(samples_s: list[list[float]], num_rows: int = 200) -> tuple[np.ndarray
         time_s=1.0,
         measured_s=1.0,
     )
-    fleet = RecordedFleet(record, (num_rows,), np.random.SeedSequence(0))
+    fleet = RecordedEnvironment(record, (num_rows,), np.random.SeedSequence(0))
     draws = [fleet.round(t) for t in range(1, num_rounds + 1)]
     times_s = np.stack([draw.round_trip_time_s for draw in draws])
     cost_s = np.minimum(times_s, 5.0).mean(axis=0)
@@ -557,10 +570,10 @@ def test_time_lost_to_stragglers_adds_up(tmp_path: Path) -> None:
         a_round(4, {3: 2.0}),
     ]
     run = a_run(tmp_path / "run", rounds)
-    _, story = told(run)
-    assert [client.lost_s for client in story.clients] == pytest.approx([0.25, 6.0, 0.0, 0.0])
-    assert [client.slowest for client in story.clients] == [1, 2, 0, 0]
-    assert story.lost_s == pytest.approx(6.25)
+    _, stats = told(run)
+    assert [client.lost_s for client in stats.clients] == pytest.approx([0.25, 6.0, 0.0, 0.0])
+    assert [client.slowest for client in stats.clients] == [1, 2, 0, 0]
+    assert stats.lost_s == pytest.approx(6.25)
     page = reported(run)
     assert "6.25 s of 11.5 s" in page.text
     assert any("most to b, 6.00 s" in (attrs.get("alt") or "") for _, attrs in page.tags)
@@ -648,8 +661,8 @@ def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
 
 def test_missed_floors_are_marked(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", steady(200), floor=0.3)
-    _, story = told(run)
-    assert [client.missed for client in story.clients] == [False, False, True, True]
+    _, stats = told(run)
+    assert [client.missed for client in stats.clients] == [False, False, True, True]
     page = reported(run)
     assert page.text.count("0.250 missed") == 2
     assert "2 of 4 clients missed their floors" in page.text
@@ -658,11 +671,11 @@ def test_missed_floors_are_marked(tmp_path: Path) -> None:
 def test_parts_of_round_trips_are_split(tmp_path: Path) -> None:
     parts = {"compute_s": [0.5, None], "link_s": [0.25, None]}
     run = a_run(tmp_path / "run", [a_round(n, {0: 1.0, 1: 2.0}, **parts) for n in range(1, 30)])
-    _, story = told(run)
-    assert story.clients[0].split == pytest.approx([0.5, 0.25, 0.25])
-    assert story.clients[1].split is None
+    _, stats = told(run)
+    assert stats.clients[0].split == pytest.approx([0.5, 0.25, 0.25])
+    assert stats.clients[1].split is None
     svg = reported(run).figures[-1]
-    assert all(word in svg for word in ("compute", "link", "network", "not told"))
+    assert all(word in svg for word in ("compute", "link", "network", "not reported"))
 
 
 def test_of_many_clients_the_slowest_and_those_short_of_their_floors_are_listed(
@@ -704,7 +717,7 @@ def test_files_of_a_run_are_never_overwritten(
     ):
         for command in ("report", str(run), "--out"), ("watch", str(run), "--save"):
             assert main([*command, str(target), "--force"]) == 2
-            assert "nothing overwrites files of the run" in one_error(capsys)
+            assert "is never overwritten" in one_error(capsys)
     after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert after == before
 
@@ -719,7 +732,7 @@ def test_saved_pages_are_replaced_and_nothing_else(
     assert main(["report", str(run), "--seeds", "2"]) == 0
     capsys.readouterr()
     assert main(["watch", str(run), "--save", str(run / "report.html"), "--force"]) == 2
-    assert "nothing overwrites" in one_error(capsys)
+    assert "is never overwritten" in one_error(capsys)
     other = tmp_path / "other.html"
     other.write_text("mine")
     assert main(["watch", str(run), "--save", str(other)]) == 2
@@ -781,10 +794,22 @@ def test_only_reports_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture
         (lambda run: (run / "config.toml").unlink(), "must be a run directory", 2),
         (lambda run: (run / "config.toml").write_text("x = 1"), "must be a run directory", 2),
         (lambda run: (run / "arms.json").write_text("[3]"), "must be a run directory", 2),
-        (lambda run: (run / "arms.json").write_text("[]"), "line 1 is damaged", 2),
-        (lambda run: (run / "arms.json").write_text('[{"name": "a"}, {"name": "b"}]'), "every", 2),
+        (
+            lambda run: (run / "arms.json").write_text("[]"),
+            "line 1 of its rounds.jsonl is damaged",
+            2,
+        ),
+        (
+            lambda run: (run / "arms.json").write_text('[{"name": "a"}, {"name": "b"}]'),
+            "lacks a client",
+            2,
+        ),
         (lambda run: (run / "rounds.jsonl").unlink(), "must be a run with rounds", 2),
-        (lambda run: (run / "rounds.jsonl").write_text("{}\n"), "line 1 is damaged", 2),
+        (
+            lambda run: (run / "rounds.jsonl").write_text("{}\n"),
+            "line 1 of its rounds.jsonl is damaged",
+            2,
+        ),
         (lambda run: (run / "report.html").mkdir(), "must be the name of a file", 2),
     ],
 )
@@ -812,7 +837,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
 
 def test_a_run_without_selections_is_refused(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", [a_round(1, {})])
-    with pytest.raises(ConfigError, match="somebody was selected"):
+    with pytest.raises(ConfigError, match="clients were selected"):
         read_record(run)
 
 
@@ -848,5 +873,5 @@ def test_strangers_texts_are_short_and_on_one_line() -> None:
 
 def test_every_policy_of_a_run_has_an_answer(tmp_path: Path) -> None:
     for name in POLICIES:
-        found = answer(read_record(a_run(tmp_path / name, steady(30), strategy=name)), 2)
+        found = estimate_savings(read_record(a_run(tmp_path / name, steady(30), strategy=name)), 2)
         assert found.recorded_s > 0

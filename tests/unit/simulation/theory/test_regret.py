@@ -10,9 +10,9 @@ import pytest
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.environments.paper import Environment
 from flower_scheduling.simulation.theory.regret import (
+    best_set_regret_s,
     cs_ucb_bound_s,
     cs_ucb_q_bound_s,
-    honest_regret_s,
     literal_regret_s,
     pseudo_regret_s,
     regret_s,
@@ -29,7 +29,7 @@ def test_readings_by_hand():
     assert pseudo_regret_s([[1.5, 2.5]], [5, 10], means[:1], 2) == pytest.approx(
         np.array([[0.5, 0.5]])
     )
-    assert honest_regret_s(time_s, [5, 10], [0.4, 0.6]) == pytest.approx(
+    assert best_set_regret_s(time_s, [5, 10], [0.4, 0.6]) == pytest.approx(
         np.array([[0.0, 1.0], [0.0, 1.0]])
     )
     assert regret_s([2.0, 5.0], [5, 10], 0.4) == pytest.approx([0.0, 1.0])
@@ -100,7 +100,7 @@ def test_numbers_far_beyond_any_run():
         lambda: literal_regret_s([1.0], [1], [0.1], 2),
         lambda: literal_regret_s([1.0], [1], [-0.1], 1),
         lambda: pseudo_regret_s([1.0], [1], [0.1], 0),
-        lambda: honest_regret_s([-1.0], [1], 0.1),
+        lambda: best_set_regret_s([-1.0], [1], 0.1),
         lambda: reward_gaps([0.1], 1, 0.0),
         lambda: cs_ucb_bound_s([1], [0.1], 2, 5.0),
         lambda: cs_ucb_q_bound_s([1], [1.0], 1, 5.0, 0.1),
