@@ -22,8 +22,8 @@ from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
 
 from flower_scheduling.errors import (
-    ClientConfigError,
     ConnectionRefused,
+    SchedulingError,
     VersionMismatch,
     WireError,
 )
@@ -402,7 +402,7 @@ class StreamClient:
                 return _error_frame(message, text)
             news = text != self._last_error  # a traceback each round would fill the disk
             self._last_error = text
-            trace = news and not isinstance(error, ClientConfigError)  # whose text says it all
+            trace = news and not isinstance(error, SchedulingError)  # whose text says it all
             LOGGER.error("the ClientApp raised %s", text, exc_info=error if trace else None)
             return _error_frame(message, text)
         limit = min(welcome.max_message_bytes, self._max_message_bytes)
