@@ -16,7 +16,7 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
 from flower_scheduling._flwr import ErrorCode, message_to_proto
-from flower_scheduling.errors import ClientConfigError
+from flower_scheduling.errors import SchedulingError
 
 from .wire import frames as wire
 from .wire.arrays import read_message
@@ -93,8 +93,8 @@ class AppRunner:
             LOGGER.info("this app answers no %s messages", message.metadata.message_type)
             return
         trace = ""
-        # A traceback each round would fill the disk; a ClientConfigError's text says it all.
-        if text != self._last_error and not isinstance(error, ClientConfigError):
+        # A traceback each round would fill the disk; a SchedulingError's text says it all.
+        if text != self._last_error and not isinstance(error, SchedulingError):
             trace = "\n" + encodable("".join(traceback.format_exception(error)).rstrip())
         self._last_error = text
         LOGGER.error("the ClientApp raised %s%s", text, trace)

@@ -196,7 +196,8 @@ def _own_callbacks(run: Run) -> Iterator[RoundCallback]:
 def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord]:
     """Return the evaluation of a model on the 10,000 test images."""
     from flower_scheduling.client.learning.mnist import load_mnist, scale_pixels
-    from flower_scheduling.client.learning.models import create_model, evaluate
+    from flower_scheduling.client.learning.models import create_model
+    from flower_scheduling.client.learning.training import evaluate
 
     data = load_mnist(config.data_dir or None)
     images = scale_pixels(data.test_images)

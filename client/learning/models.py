@@ -1,49 +1,34 @@
-"""The learning task: models, their local training and evaluation.
-
-A round of the paper is one SGD step on two images. Around so little work every convenience of
-torch shows (an optimiser object costs more than the step), hence models that stay warm in the
-process and, for logistic regression, a gradient written out by hand.
-"""
+"""Models for images of 28 x 28 pixels, and their weights on the way to and from messages."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
-from flower_scheduling.errors import ClientConfigError, TrainingDivergedError
+from flower_scheduling.errors import ClientConfigError, ConfigError, nearest
 
 from ..wire.arrays import decode_array, encode_array
-from .mnist import scale_pixels
-from .partitions import lookup
 
 __all__ = [
     "MODELS",
+    "NUM_CLASSES",
+    "NUM_PIXELS",
+    "LogisticRegression",
     "Model",
     "ModelSpec",
-    "TrainingDivergedError",
+    "SmallCnn",
     "create_model",
-    "draw_minibatches",
-    "evaluate",
     "initial_arrays",
-    "minibatch_rng",
-    "train",
-    "train_logistic",
 ]
 
 NUM_PIXELS: Final = 28 * 28
 NUM_CLASSES: Final = 10
-
-_EVALUATION_BATCH: Final = 500
-"""Images per forward pass: bounds memory on small devices, large enough to cost no time."""
 
 
 class LogisticRegression(nn.Linear):
@@ -63,7 +48,7 @@ class LogisticRegression(nn.Linear):
 
 
 class SmallCnn(nn.Sequential):
-    """Two strided convolutions and one linear layer, 18,378 parameters.
+    """Convolutional network of two strided convolutions and one linear layer, 18,378 parameters.
 
     Strides in place of pooling evaluate ten times faster on a CPU for a point of accuracy.
     """
@@ -82,7 +67,7 @@ class SmallCnn(nn.Sequential):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model, as the user names it.
+    """Entry of the registry of models.
 
     Attributes
     ----------
@@ -114,7 +99,7 @@ MODELS: Final[Mapping[str, ModelSpec]] = {
 
 
 class Model:
-    """A torch module together with numpy views of its weights; make it once and keep it.
+    """Torch module with numpy views of its weights; made once and kept, since making one is slow.
 
     Attributes
     ----------
@@ -136,7 +121,7 @@ class Model:
         }
 
     def load(self, arrays: ArrayRecord) -> None:
-        """Take over the weights of a message.
+        """Set the weights to those of a message.
 
         Parameters
         ----------
@@ -146,7 +131,7 @@ class Model:
         Raises
         ------
         ClientConfigError
-            If keys or shapes are not this model's; the server then trains another model.
+            If keys or shapes are not this model's: server and client train different models.
         """
         if arrays.keys() != self.views.keys():
             raise ClientConfigError(
@@ -186,243 +171,17 @@ def create_model(name: str, seed: int = 0) -> Model:
 
     Raises
     ------
-    ClientConfigError
+    ConfigError
         If there is no such model.
     """
-    spec = lookup("model", name, MODELS)
+    if name not in MODELS:
+        listed = ", ".join(MODELS)
+        raise ConfigError("model", name, f"must be one of {listed}", nearest(name, MODELS))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Model(name, spec.build())
+        return Model(name, MODELS[name].build())
 
 
 def initial_arrays(name: str, seed: int = 0) -> ArrayRecord:
     """Return a model's initial weights, as :func:`create_model` makes them, for a message."""
     return create_model(name, seed).arrays()
-
-
-def minibatch_rng(seed: int, client: int, server_round: int) -> np.random.Generator:
-    """Return the source of a client's minibatches in a round.
-
-    They are the same wherever the client's round is computed, and in whatever order.
-    """
-    return np.random.default_rng([seed, client, server_round])
-
-
-def draw_minibatches(
-    rng: np.random.Generator, num_examples: int, *, local_steps: int, batch_size: int
-) -> NDArray[np.int64]:
-    """Draw the minibatches of a local update, with replacement.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        See :func:`minibatch_rng`.
-    num_examples : int, >= 1
-        Size of the local data.
-    local_steps, batch_size : int, >= 1
-        Number of minibatches and their size.
-
-    Returns
-    -------
-    (local_steps, batch_size) int64, in [0, num_examples)
-        Indices into the local data.
-    """
-    return rng.integers(num_examples, size=(local_steps, batch_size))
-
-
-def train(
-    model: Model,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    *,
-    batch_size: int,
-    learning_rate: float,
-    local_steps: int,
-    rng: np.random.Generator,
-    proximal_mu: float = 0.0,
-) -> float:
-    """Improve a model in place by local SGD, the local update of a round.
-
-    Each step draws its minibatch independently and with replacement from the local data, so that
-    every gradient is an unbiased estimate of the local loss's (Assumption 1 of the paper).
-
-    Parameters
-    ----------
-    model : Model
-        Changed in place; its weights on entry are the global model.
-    images : (num_examples, 28, 28) uint8 tensor
-        Local images.
-    labels : (num_examples,) int64 tensor, in [0, 9]
-        Their labels.
-    batch_size : int, >= 1
-        Minibatch size, varrho in the paper.
-    learning_rate : float, > 0
-        Step size for the minibatch's mean gradient.
-    local_steps : int, >= 1
-        Number of steps.
-    rng : numpy.random.Generator
-        Source of the minibatches.
-    proximal_mu : float, >= 0
-        Weight mu of FedProx's term mu/2 |w - w_global|^2 (Li et al., MLSys 2020, Eq. 2).
-
-    Returns
-    -------
-    float
-        Mean minibatch loss (cross-entropy, without the proximal term), each before its step.
-
-    Raises
-    ------
-    TrainingDivergedError
-        If the loss is not finite.
-    """
-    batches = draw_minibatches(rng, len(labels), local_steps=local_steps, batch_size=batch_size)
-    step = _train_logistic if isinstance(model.module, LogisticRegression) else _train_module
-    loss = step(model, images, labels, batches, learning_rate, proximal_mu)
-    if not math.isfinite(loss):
-        raise TrainingDivergedError(
-            f"the local loss is {loss}: the weights have diverged, use a smaller learning-rate"
-        )
-    return loss
-
-
-def evaluate(model: Model, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
-    """Measure a model.
-
-    Parameters
-    ----------
-    model : Model
-        Left unchanged.
-    images : (num_examples, 28, 28) uint8, or float32 tensor in [0, 1]
-        Images; those evaluated every round are best scaled once, by ``scale_pixels``.
-    labels : (num_examples,) int64 tensor, in [0, 9]
-        Their labels.
-
-    Returns
-    -------
-    loss : float
-        Mean cross-entropy.
-    accuracy : float, in [0, 1]
-        Fraction of images whose largest logit is that of the label.
-    """
-    loss, correct = 0.0, 0
-    with torch.inference_mode():
-        for start in range(0, len(labels), _EVALUATION_BATCH):
-            batch = slice(start, start + _EVALUATION_BATCH)
-            logits = model.module(scale_pixels(images[batch]))
-            loss += float(functional.cross_entropy(logits, labels[batch], reduction="sum"))
-            correct += int((logits.argmax(1) == labels[batch]).sum())
-    return loss / len(labels), correct / len(labels)
-
-
-def train_logistic(
-    weight: NDArray[np.float32],
-    bias: NDArray[np.float32],
-    pixels: NDArray[np.uint8],
-    labels: NDArray[np.int64],
-    batches: NDArray[np.int64],
-    learning_rate: float,
-    proximal_mu: float = 0.0,
-) -> NDArray[np.float64]:
-    """Train logistic regression in place by its gradient, (softmax - onehot) x^T, in numpy.
-
-    A third of the time that autograd takes for a minibatch of two; a test shows them equal.
-    Clients are independent and may be trained together, which changes no bit of the result: each
-    still has matrix products of its own.
-
-    Parameters
-    ----------
-    weight : (num_clients, 10, 784) float32
-        Changed in place.
-    bias : (num_clients, 10) float32
-        Changed in place.
-    pixels : (num_images, 784) uint8, in [0, 255]
-        Images of all clients.
-    labels : (num_images,) int64, in [0, 9]
-        Their labels.
-    batches : (local_steps, num_clients, batch_size) int64
-        Image indices of each minibatch.
-    learning_rate : float, > 0
-        Step size for the minibatch's mean gradient.
-    proximal_mu : float, >= 0
-        Weight of FedProx's term, see :func:`train`.
-
-    Returns
-    -------
-    (num_clients,) float64
-        Mean minibatch loss, each before its step; not finite if the weights have diverged.
-    """
-    _, num_clients, batch_size = batches.shape
-    rows = np.arange(num_clients * batch_size)
-    loss = np.zeros(num_clients)
-    if proximal_mu:
-        global_weight, global_bias = weight.copy(), bias.copy()
-    # Diverging weights are reported once, by the caller, not by numpy's warnings.
-    with np.errstate(all="ignore"):
-        for batch in batches:
-            inputs = pixels.take(batch, axis=0).astype(np.float32)
-            inputs /= 255.0  # (num_clients, batch, 784)
-            target = labels.take(batch.ravel())
-            logits = inputs @ weight.transpose(0, 2, 1)  # (num_clients, batch, 10)
-            logits += bias[:, np.newaxis]
-            logits -= logits.max(axis=2, keepdims=True)  # keeps exp in range
-            softmax = np.exp(logits)
-            total = softmax.sum(axis=2, keepdims=True)
-            surprise = np.log(total.ravel()) - logits.reshape(-1, NUM_CLASSES)[rows, target]
-            loss += surprise.reshape(num_clients, batch_size).sum(axis=1)
-            softmax /= total
-            softmax.reshape(-1, NUM_CLASSES)[rows, target] -= 1.0
-            softmax *= learning_rate / batch_size
-            if proximal_mu:
-                weight -= learning_rate * proximal_mu * (weight - global_weight)
-                bias -= learning_rate * proximal_mu * (bias - global_bias)
-            weight -= softmax.transpose(0, 2, 1) @ inputs
-            bias -= softmax.sum(axis=1)
-    loss /= batch_size * len(batches)
-    return loss
-
-
-def _train_logistic(
-    model: Model,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    batches: NDArray[np.int64],
-    learning_rate: float,
-    proximal_mu: float,
-) -> float:
-    """Train logistic regression in numpy."""
-    (loss,) = train_logistic(
-        model.views["weight"][np.newaxis],
-        model.views["bias"][np.newaxis],
-        images.numpy().reshape(len(images), NUM_PIXELS),
-        labels.numpy(),
-        batches[:, np.newaxis],
-        learning_rate,
-        proximal_mu,
-    )
-    return float(loss)
-
-
-def _train_module(
-    model: Model,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    batches: NDArray[np.int64],
-    learning_rate: float,
-    proximal_mu: float,
-) -> float:
-    """Train any module by autograd."""
-    parameters = list(model.module.parameters())
-    start = [parameter.detach().clone() for parameter in parameters] if proximal_mu else []
-    loss_sum = 0.0
-    for batch in torch.from_numpy(batches):
-        logits = model.module(scale_pixels(images[batch]))
-        loss = functional.cross_entropy(logits, labels[batch])
-        gradients = torch.autograd.grad(loss, parameters)
-        with torch.no_grad():
-            if proximal_mu:
-                for parameter, origin in zip(parameters, start, strict=True):
-                    parameter.sub_(parameter - origin, alpha=learning_rate * proximal_mu)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.sub_(gradient, alpha=learning_rate)
-        loss_sum += float(loss.detach())
-    return loss_sum / len(batches)

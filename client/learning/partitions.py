@@ -1,26 +1,24 @@
-"""Split a data set's sample indices among clients, the same way wherever the same seed is used.
+"""Partitions of a data set's sample indices among clients, functions of the labels and a seed.
 
-Every client computes the whole partition and takes its part, so that no index travels.
+Every client computes the whole partition and takes its part, so that no index is sent.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_scheduling.errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError, ConfigError, nearest
 
 __all__ = [
     "PARTITIONERS",
     "PartitionerSpec",
     "build_partition",
     "check_partitioner",
-    "lookup",
     "partition_by_label",
     "partition_dirichlet",
     "partition_iid",
@@ -30,39 +28,8 @@ __all__ = [
 IndexArray: TypeAlias = NDArray[np.int64]
 LabelArray: TypeAlias = NDArray[np.integer]
 
+# Keeps the partition's random stream apart from others that start from the same seed.
 _STREAM: Final = int.from_bytes(b"partition", "big")
-"""Keeps the partition's random stream apart from others that start from the same seed."""
-
-_T = TypeVar("_T")
-
-
-def lookup(kind: str, name: str, registry: Mapping[str, _T]) -> _T:
-    """Find a registered entry by name, or say which name was probably meant.
-
-    Parameters
-    ----------
-    kind : str
-        What is looked for, for the message: ``"model"``.
-    name : str
-        What the user wrote.
-    registry : mapping of str to entry
-        What there is.
-
-    Returns
-    -------
-    entry
-        The registered object.
-
-    Raises
-    ------
-    ClientConfigError
-        If there is no such name; the message holds the nearest one and the full list.
-    """
-    if name in registry:
-        return registry[name]
-    near = difflib.get_close_matches(name, registry, n=1)
-    hint = f", did you mean {near[0]!r}?" if near else ""
-    raise ClientConfigError(f"unknown {kind} {name!r}{hint} (there are: {', '.join(registry)})")
 
 
 def partition_iid(
@@ -206,9 +173,8 @@ def partition_dirichlet(
     """Share each label among the clients in proportions drawn from a Dirichlet distribution.
 
     Small ``alpha`` gives each client few labels, large ``alpha`` approaches i.i.d. data. All
-    samples are used. A client left with fewer than ``min_size`` samples gets random ones of
-    whoever has most at that moment, so that the result always exists and follows from the seed
-    (drawing anew until it fits, as is common, may never end).
+    samples are used. A client left with fewer than ``min_size`` samples gets random ones of the
+    largest part at that moment: drawing anew until it fits, as is common, may never end.
 
     Parameters
     ----------
@@ -230,12 +196,12 @@ def partition_dirichlet(
 
     Raises
     ------
-    ClientConfigError
+    ConfigError, ClientConfigError
         If ``alpha`` or ``min_size`` is out of range, or there are too few samples.
     """
     # Below 1e-3 nearly every share is 0 in double precision; above 1e9 all are equal to 4 digits.
     if not 1e-3 <= alpha <= 1e9:
-        raise ClientConfigError(f"dirichlet alpha = {alpha!r}: must be between 0.001 and 1e9")
+        raise ConfigError("dirichlet alpha", alpha, "must be between 0.001 and 1e9")
     _require_positive((min_size,))
     if num_partitions * min_size > len(labels):
         raise ClientConfigError(
@@ -269,12 +235,12 @@ Partitioner: TypeAlias = Callable[
 
 @dataclass(frozen=True, slots=True)
 class PartitionerSpec:
-    """One way to partition, as the user names it.
+    """Entry of the registry of partitioners.
 
     Attributes
     ----------
     name : str
-        What the user types before the colon.
+        Text before the colon.
     usage : str
         The full syntax.
     summary : str
@@ -377,25 +343,29 @@ def build_partition(
 
     Raises
     ------
-    ClientConfigError
+    ConfigError, ClientConfigError
         If the text is not understood, a number is out of range or the data do not suffice.
     """
     name, _, text = partitioner.strip().partition(":")
-    spec = lookup("partitioner", name.strip(), PARTITIONERS)
+    spec = PARTITIONERS.get(name.strip())
+    if spec is None:
+        listed = ", ".join(PARTITIONERS)
+        hint = nearest(name, PARTITIONERS)
+        raise ConfigError("partitioner", partitioner, f"must be one of {listed}", hint)
     if num_partitions < 1:
-        raise ClientConfigError(f"num-partitions = {num_partitions}: must be at least 1")
+        raise ConfigError("num-partitions", num_partitions, "must be at least 1")
     if seed < 0:
-        raise ClientConfigError(f"seed = {seed}: must be at least 0")
+        raise ConfigError("seed", seed, "must be at least 0")
     arguments = [argument.strip() for argument in text.split(",")] if text else []
     return spec.build(labels, num_partitions, np.random.default_rng([seed, _STREAM]), arguments)
 
 
 def check_partitioner(partitioner: str) -> None:
-    """Refuse a text that no client would understand, without data and their number at hand.
+    """Check a partitioner's text before the data and the number of clients are known.
 
     Raises
     ------
-    ClientConfigError
+    ConfigError, ClientConfigError
         If the name is unknown or the numbers do not fit it.
     """
     name, _, text = partitioner.strip().partition(":")
@@ -412,6 +382,6 @@ def _integers(name: str, arguments: Arguments, at_most: int | None = None) -> li
         raise _usage_error(name, arguments) from None
 
 
-def _usage_error(name: str, arguments: Arguments) -> ClientConfigError:
+def _usage_error(name: str, arguments: Arguments) -> ConfigError:
     written = f"{name}:{','.join(arguments)}" if arguments else name
-    return ClientConfigError(f"partitioner {written!r}: must read {PARTITIONERS[name].usage}")
+    return ConfigError("partitioner", written, f"must read {PARTITIONERS[name].usage}")

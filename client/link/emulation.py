@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,17 +17,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, UserConfig
 
 from flower_scheduling._flwr import ClientAppCallable
-from flower_scheduling.errors import ClientConfigError
 
+from ..settings import DeviceSettings
 from ..wire.protocol import COMPUTE_S, CONFIG, LINK_S, SERVER_ROUND, TIMING
 from .model import LinkModel
 
 __all__ = ["EmulatedDevice", "emulation_mod"]
-
-# Payload that stands for the real size of the arrays in a message.
-MODEL_PAYLOAD = "model"
-# Payload of the paper [bit].
-PAPER_PAYLOAD_BITS = 5000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ class EmulatedDevice:
 
     @classmethod
     def from_node_config(cls, config: UserConfig) -> EmulatedDevice | None:
-        """Read the keys ``link``, ``distance-m``, ``bandwidth-hz``, ``payload-bits``, ``compute``.
+        """Read the keys of :class:`..settings.DeviceSettings`.
 
         Returns
         -------
@@ -67,34 +61,18 @@ class EmulatedDevice:
 
         Raises
         ------
-        ClientConfigError
+        ConfigError
             If a value is wrong, or a link lacks its distance.
         """
-        kind, compute = str(config.get("link", "")), str(config.get("compute", ""))
-        if not kind:
-            for key in ("distance-m", "bandwidth-hz", "payload-bits"):
-                if key in config:
-                    raise ClientConfigError(f"{key} = {config[key]!r}: needs link = rayleigh")
-        if not kind and not compute:
+        settings = DeviceSettings.from_config(config)
+        if settings.link is None and settings.compute is None:
             return None
-        link = None
-        distance_m = 1.0
-        if kind:
-            if kind != "rayleigh":
-                raise ClientConfigError(f"link = {kind!r}: must be rayleigh, or left out")
-            if "distance-m" not in config:
-                raise ClientConfigError("link = 'rayleigh' needs distance-m, in metres")
-            distance_m = _positive("distance-m", config["distance-m"])
-            link = LinkModel(
-                bandwidth_hz=_positive("bandwidth-hz", config.get("bandwidth-hz", 15e3))
-            )
-        payload = config.get("payload-bits", PAPER_PAYLOAD_BITS)
         return cls(
             name=str(config.get("name", config.get("partition-id", ""))),
-            link=link,
-            distance_m=distance_m,
-            payload_bits=(None if payload == MODEL_PAYLOAD else _positive("payload-bits", payload)),
-            compute_rate=_rates(compute) if compute else None,
+            link=None if settings.link is None else LinkModel(bandwidth_hz=settings.bandwidth_hz),
+            distance_m=settings.distance_m,
+            payload_bits=settings.payload_bits,
+            compute_rate=settings.compute,
         )
 
     def rng(self, server_round: int, kind: str = MessageType.TRAIN) -> np.random.Generator:
@@ -179,22 +157,3 @@ def _bits(message: Message) -> float:
     """Return the size of the arrays in a message [bit]."""
     records = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
     return 8.0 * sum(len(array.data) for record in records for array in record.values())
-
-
-def _positive(key: str, value: object) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]  # what is no number is refused below
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number > 0) or isinstance(value, bool):
-        raise ClientConfigError(f"{key} = {value!r}: must be a number above 0")
-    return number
-
-
-def _rates(text: str) -> tuple[float, float]:
-    """Parse ``40`` or ``20-60``, in examples per second."""
-    low, dash, high = text.partition("-")
-    rates = (_positive("compute", low), _positive("compute", high if dash else low))
-    if rates[0] > rates[1]:
-        raise ClientConfigError(f"compute = {text!r}: must be RATE or LOW-HIGH in examples/s")
-    return rates

@@ -19,16 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from flower_scheduling.client.learning.mnist import MnistData, load_mnist, scale_pixels
-from flower_scheduling.client.learning.models import (
-    NUM_CLASSES,
-    NUM_PIXELS,
-    create_model,
+from flower_scheduling.client.learning.models import NUM_CLASSES, NUM_PIXELS, create_model
+from flower_scheduling.client.learning.partitions import build_partition
+from flower_scheduling.client.learning.training import (
     draw_minibatches,
     evaluate,
     minibatch_rng,
     train_logistic,
 )
-from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.server.runs.directory import load_model
 from flower_scheduling.strategies import (
     POLICIES,

