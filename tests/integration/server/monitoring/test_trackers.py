@@ -381,6 +381,7 @@ Simulation(SimulationConfig.from_mapping({settings.to_mapping()!r})).run([kill],
     assert ended.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_what_a_kill_has_cut_off_is_sent_after_the_resumption(tmp_path: Path) -> None:
     run_dir, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
@@ -609,6 +610,7 @@ def test_a_local_tracker_that_is_slow_is_waited_for_while_it_gets_on(
         run.log_round(record(number), small_model())
     run.end(RunEnd.FINISHED, None)
     assert slow.steps == list(range(1, 16))
+    monkeypatch.setattr(trackers, "time", time)
     monkeypatch.setattr(trackers, "_DRAIN_S", 0.4)
     hung = Recorder()
     run = follow(monkeypatch, tmp_path / "run", hung)

@@ -499,6 +499,7 @@ def test_without_room_for_checkpoints_a_run_stops_or_goes_on_as_told(
 
 
 @pytest.mark.usefixtures("mnist")
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_goes_on_later(tmp_path: Path) -> None:
     arguments = (
         "--rounds 2000 --eval-every 2000 --target-accuracy 0 --checkpoint-every 50 "

@@ -67,6 +67,7 @@ def a_round(number: int, rtt_s: dict[int, float | None], **changes: Any) -> dict
         "absent": [],
         "selected": list(rtt_s),
         "rtt_s": times,
+        "completed": [time is not None for time in times],
         "reason": ["timeout" if time is None else None for time in times],
         "compute_s": [None] * len(times),
         "link_s": [None] * len(times),
