@@ -53,6 +53,7 @@ def test_second_run_needs_no_network(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["rounds"] == 3
 
 
+@pytest.mark.slow
 def test_no_source_of_data_is_one_line_and_exit_1(tmp_path: Path) -> None:
     done = run(
         "--rounds 3 --data-dir cache --run-dir run",
@@ -122,6 +123,7 @@ def test_interrupt_ends_cleanly_with_what_was_done(tmp_path: Path, number: signa
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_page_stays_after_the_run_until_it_is_stopped(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [

@@ -157,6 +157,7 @@ def test_status_metrics_and_a_client_that_opts_out(
     assert line.startswith(f"error: no flower-server answers at 127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fleet) -> None:
     (fleet.folder / "broken.py").write_text(
         "from flwr.clientapp import ClientApp\n"
@@ -234,6 +235,7 @@ def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
     assert summary["failures"] == 0
 
 
+@pytest.mark.slow
 def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     from flower_scheduling.server.cli.certificates import CertificateFolder
 

@@ -10,7 +10,7 @@ from flower_scheduling.client.learning.models import create_model, evaluate, tra
 from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 
-pytestmark = pytest.mark.statistical
+pytestmark = [pytest.mark.statistical, pytest.mark.slow]
 
 ROUNDS = 1000
 NUM_SELECTED = 5
@@ -37,7 +37,6 @@ def central(mnist: MnistData) -> list[float]:
     return accuracies
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["random", "round-robin", "cs-ucb", "cs-ucb-q"])
 def test_ideal_scenario_learns_as_central_sgd(strategy: str, central: list[float]) -> None:
     settings = {

@@ -10,9 +10,8 @@ from flower_scheduling.simulation.environments.paper import Environment
 from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
 from flower_scheduling.strategies.base import FloatArray
 
-pytestmark = pytest.mark.statistical
+pytestmark = [pytest.mark.statistical, pytest.mark.slow]
 
-SLOW = pytest.mark.slow
 TAU_MAX_S = 5.0
 NUM_ROUNDS = 300
 
@@ -75,11 +74,9 @@ def recorded(
     return records, took_s[1]
 
 
-@pytest.mark.parametrize(("num_arms", "num_selected"), [(10, 4), pytest.param(20, 5, marks=SLOW)])
-@pytest.mark.parametrize(
-    "failure", [0.03, pytest.param(0.0, marks=SLOW), pytest.param(0.1, marks=SLOW)]
-)
-@pytest.mark.parametrize("policy", ["cs-ucb-adaptive", pytest.param("cs-ucb", marks=SLOW)])
+@pytest.mark.parametrize(("num_arms", "num_selected"), [(10, 4), (20, 5)])
+@pytest.mark.parametrize("failure", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("policy", ["cs-ucb-adaptive", "cs-ucb"])
 def test_intervals_hold_what_random_selection_takes(
     policy: str, num_arms: int, num_selected: int, failure: float
 ) -> None:

@@ -234,7 +234,10 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     [
         {},
         {"strategy": "random", "aggregation": "fedadam", "aggregation-option": "eta=0.01"},
-        {"strategy": "local-accuracy", "fairness": "none", "aggregation": "fedavgm"},
+        pytest.param(
+            {"strategy": "local-accuracy", "fairness": "none", "aggregation": "fedavgm"},
+            marks=pytest.mark.slow,
+        ),
         {"strategy": "round-robin", "joins": "3:20,4:31", "slowdowns": "1:25:3"},
         {"strategy": "cs-ucb-q-loss", "min-clients": 10, "wait-s": 7.3},
         {"tau-max-s": 0.5, "min-clients": 9, "wait-s": 30.0, "aggregation": "krum"},
