@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 simulate: $(VENV)/.installed
 	$(BIN)/python -m simulation
 
-# A worker for each core. `test` leaves out what is marked slow and makes a fifth of the examples of
+# A worker for each core. `test` leaves out what is marked slow and makes a tenth of the examples of
 # property tests; `test-all` goes on with these.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist worksteal
 

@@ -69,7 +69,8 @@ class ConfigError(SchedulingError, ValueError):
 
     def __init__(self, key: str, value: object, message: str, hint: str = "") -> None:
         shown = " ".join(_REPR.repr(value).split())  # arrays print on several lines
-        super().__init__(f"{key} = {shown}: {message}" + (f" ({hint})" if hint else ""))
+        name = key if key.isprintable() else repr(key)  # keys of files and of the network too
+        super().__init__(f"{name} = {shown}: {message}" + (f" ({hint})" if hint else ""))
         self.key = key
         self.value = value
         self.message = message

@@ -22,7 +22,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # example takes depends on what else the machine does.
 _COMMON = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("default", max_examples=100, **_COMMON)
-hypothesis.settings.register_profile("quick", max_examples=20, derandomize=True, **_COMMON)
+hypothesis.settings.register_profile("quick", max_examples=10, derandomize=True, **_COMMON)
 hypothesis.settings.register_profile("soak", max_examples=10_000, **_COMMON)
 hypothesis.settings.load_profile("default")
 

@@ -53,6 +53,7 @@ def test_second_run_needs_no_network(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["rounds"] == 3
 
 
+@pytest.mark.slow
 def test_no_source_of_data_is_one_line_and_exit_1(tmp_path: Path) -> None:
     done = run(
         "--rounds 3 --data-dir cache --run-dir run",
@@ -82,7 +83,14 @@ def test_bad_input_exits_2_with_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_interrupt_ends_cleanly_with_what_was_done(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [*COMMAND, "--rounds", "100000", "--target-accuracy", "0", "--run-dir", "run"],
@@ -115,6 +123,7 @@ def test_interrupt_ends_cleanly_with_what_was_done(tmp_path: Path, number: signa
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_page_stays_after_the_run_until_it_is_stopped(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [
@@ -157,6 +166,7 @@ def test_a_page_stays_after_the_run_until_it_is_stopped(tmp_path: Path) -> None:
         process.stderr.close()
 
 
+@pytest.mark.slow
 def test_watch_saves_a_page_and_refuses_what_is_no_run(tmp_path: Path) -> None:
     done = run("--rounds 3 --target-accuracy 0 --run-dir run", tmp_path)
     assert done.returncode == 0, done.stderr

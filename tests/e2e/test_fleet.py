@@ -63,6 +63,7 @@ def test_fleet_learns_measures_and_keeps_floors(fleet: Fleet) -> None:
     assert mean(links_s["dev-3"]) > 1.5 * mean(links_s["dev-0"])
 
 
+@pytest.mark.slow
 def test_killed_client_fails_its_round_and_a_late_joiner_is_a_new_arm(fleet: Fleet) -> None:
     port = fleet.server(
         "--strategy random --num-selected 3 --min-clients 3 --rounds 100000 --run-dir run "
@@ -156,6 +157,7 @@ def test_status_metrics_and_a_client_that_opts_out(
     assert line.startswith(f"error: no flower-server answers at 127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fleet) -> None:
     (fleet.folder / "broken.py").write_text(
         "from flwr.clientapp import ClientApp\n"
@@ -187,6 +189,7 @@ def test_run_without_a_step_fails_and_a_killed_server_leaves_its_arms(fleet: Fle
     assert (arm["name"], arm["floor"]) == ("dev-0", 0.5)
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
     settings = (
         "--strategy cs-ucb-q --num-selected 2 --min-clients 3 --rounds 60 --eval-every 20 "
@@ -232,6 +235,7 @@ def test_a_killed_server_goes_on_where_it_was(fleet: Fleet) -> None:
     assert summary["failures"] == 0
 
 
+@pytest.mark.slow
 def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     from flower_scheduling.server.cli.certificates import CertificateFolder
 
@@ -271,6 +275,7 @@ def test_tls_fleet_takes_only_its_own(fleet: Fleet, capsys: pytest.CaptureFixtur
         assert "still trying" in fleet.log(name)
 
 
+@pytest.mark.slow
 def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
     shutil.copytree(ROOT / "examples" / "foreign-app", fleet.folder, dirs_exist_ok=True)
     port = fleet.server("--app wind.server_app:app")
@@ -299,7 +304,7 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         (
             "server.cli.main",
             "--page 127.0.0.1:8501 --app wind:app",
-            "left out with --app",
+            "has no effect with --app",
         ),
         ("server.cli.main", "--fairness 0.6,0.5", "dev-1=0.6"),
         ("server.cli.main", "--partitioner foo", "partitioner"),
@@ -311,12 +316,12 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         (
             "server.cli.main",
             "--app wind.server_app:app --rounds 1",
-            "left out with --app",
+            "has no effect with --app",
         ),
         (
             "server.cli.main",
             "--metrics 127.0.0.1:9095 --runtime superlink",
-            "left out",
+            "has no effect on the SuperLink runtime",
         ),
         ("server.cli.main", "status --tls missing", "No such file"),
         ("server.cli.main", "status --timeout-s 0", "above 0"),

@@ -24,7 +24,7 @@ from waiting import PATIENCE_S, until
 
 from flower_scheduling.server.runs.directory import written_rounds
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("mnist")]
 
 RATES_MBIT = (2.0, 0.5, 8.0)
 """Rate of each client's link, both ways. Not in order, so that no order of arms explains it."""

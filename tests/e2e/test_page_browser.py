@@ -310,6 +310,7 @@ def test_a_saved_page_works_without_its_server(
         assert visit.page.locator("#client-table tbody tr").count() == 30
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_and_five_thousand_rounds_open_at_once(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ def follow(superlink: tuple[SuperLink, SuperNodes], app: Path, **overrides: obje
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(lines))
 
 
+@pytest.mark.slow
 def test_our_app_runs_under_plain_flwr_run(
     superlink: tuple[SuperLink, SuperNodes], tmp_path: Path
 ) -> None:
@@ -185,6 +186,7 @@ def test_our_app_runs_under_plain_flwr_run(
     print("round trips [s]:", [r["rtt_s"] for r in rounds], "floor", floor)
 
 
+@pytest.mark.slow
 def test_foreign_app_is_scheduled(superlink: tuple[SuperLink, SuperNodes]) -> None:
     log = follow(superlink, ROOT / "examples" / "foreign-app", num_rounds=3)
     print(log)
@@ -194,6 +196,7 @@ def test_foreign_app_is_scheduled(superlink: tuple[SuperLink, SuperNodes]) -> No
     assert "cs-ucb-q, 2 clients per round" in log
 
 
+@pytest.mark.slow
 def test_app_that_fails_is_one_line(superlink: tuple[SuperLink, SuperNodes]) -> None:
     link, _ = superlink
     lines: list[str] = []
@@ -263,6 +266,7 @@ def test_runtime_over_tls_leaves_results_and_no_process(tmp_path: Path) -> None:
     assert_nothing_left(port, work)
 
 
+@pytest.mark.slow
 def test_runtime_that_is_stopped_writes_what_it_has_and_stops_all(tmp_path: Path) -> None:
     port = free_port()
     log = tmp_path / "server.log"
@@ -277,6 +281,7 @@ def test_runtime_that_is_stopped_writes_what_it_has_and_stops_all(tmp_path: Path
     assert_nothing_left(port, work)
 
 
+@pytest.mark.slow
 def test_runtime_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     port = free_port()
     with waiting_runtime(tmp_path, tmp_path / "server.log", port):

@@ -1,7 +1,7 @@
 """Whatever comes from outside is read or refused in one line: frames, replies, settings.
 
 ``make test-all`` makes ten thousand examples of frames and replies and ten thousand of settings,
-the same ones each time, ``make test`` a fifth of them. A soak makes a hundred times as many new
+the same ones each time, ``make test`` a tenth of them. A soak makes a hundred times as many new
 ones: ``python -m pytest --hypothesis-profile soak --timeout 0 tests/property/test_fuzz.py``.
 """
 

@@ -11,7 +11,7 @@ from flower_scheduling.client.learning.training import evaluate, train
 from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 
-pytestmark = pytest.mark.statistical
+pytestmark = [pytest.mark.statistical, pytest.mark.slow]
 
 ROUNDS = 1000
 NUM_SELECTED = 5

@@ -11,7 +11,7 @@ from flower_scheduling.simulation.environments.recorded import RunRecord
 from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
 from flower_scheduling.strategies.base import FloatArray
 
-pytestmark = pytest.mark.statistical
+pytestmark = [pytest.mark.statistical, pytest.mark.slow]
 
 TAU_MAX_S = 5.0
 NUM_ROUNDS = 300

@@ -173,6 +173,7 @@ def knows_the_means(env):
     return {"expected_time_s": env.expected_time_s(5.0)}
 
 
+@pytest.mark.slow
 def test_figures_of_the_specification():
     """K=20, N=5, T=5000: totals, failures and the three readings of the regret.
 

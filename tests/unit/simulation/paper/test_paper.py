@@ -353,6 +353,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*.csv")}
 
 
+def test_a_figure_by_itself_is_computed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = []
+    for _ in range(2):
+        assert run_tiny(tmp_path, "--figure=fairness-tradeoff", "--processes", "1") == 0
+        told = capsys.readouterr().out
+        assert all(f"fairness-tradeoff.{kind}" in told for kind in ("png", "svg", "csv"))
+        written.append({file: file.stat().st_mtime_ns for file in (tmp_path / "pieces").iterdir()})
+    assert written[0] == written[1]
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_all_of_it_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = tmp_path / "one", tmp_path / "two"

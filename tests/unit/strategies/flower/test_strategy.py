@@ -22,7 +22,6 @@ from flwr.app import (
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import (
     GaussianPrivacyEvent,
-    Grid,
     NeighboringRelation,
     PrivacyConfig,
     PrivacySpent,
@@ -40,8 +39,8 @@ from flwr.serverapp.strategy import (
     MultiKrum,
     Strategy,
 )
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from grids import BareGrid
 
 from flower_scheduling.client.wire.protocol import (
     CLIENT_INFO,
@@ -107,7 +106,7 @@ def info(message: Message, name: str, size: int) -> Message:
     return Message(RecordDict({CLIENT_INFO: record}), reply_to=message)
 
 
-class ScriptedGrid(Grid):
+class ScriptedGrid(BareGrid):
     """Node ``100 + k`` behaves as ``clients[k]`` says and takes ``k / 10`` seconds."""
 
     def __init__(self, clients: Sequence[Client], *, answers_query: bool = True) -> None:
@@ -162,15 +161,6 @@ class ScriptedGrid(Grid):
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [NodeInfo(node_id=n, public_key=f"key{n}".encode()) for n in self.connected]
 
-    def set_run(self, run: Run) -> None: ...
-
-    @property
-    def run(self) -> Run:
-        return Run.create_empty(1)
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        raise AssertionError
-
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         for message in messages:
             node, message_id = message.metadata.dst_node_id, f"m{len(self.sent)}"
@@ -186,9 +176,6 @@ class ScriptedGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.mailbox.pop(i) for i in message_ids if i in self.mailbox]
-
-    def send_and_receive(self, *args: object, **kwargs: object) -> Iterable[Message]:
-        raise AssertionError
 
     def trained(self) -> list[int]:
         """Return which clients were asked to train, in the order of messages."""

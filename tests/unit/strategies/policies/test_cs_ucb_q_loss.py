@@ -198,6 +198,7 @@ def seconds_to(accuracy: float, strategy: str, **settings: object) -> float:
     return float(curve.time_s[reached.argmax()]) if reached.any() else np.inf
 
 
+@pytest.mark.slow
 def test_it_learns_sooner_where_data_differ() -> None:
     settings = {"partitioner": "dirichlet:0.1", "batch_size": 16, "local_steps": 10}
     settings |= {"learning_rate": 0.02, "seed": 1}
