@@ -332,7 +332,8 @@ def parse_options(name: str, text: str) -> dict[str, int | float | bool | str]:
             message = f"must be KEY=VALUE with parameters of {name} ({listed}), each once"
             raise ConfigError("strategy-option", pair, message, nearest(key, known))
         try:
-            plain = tomllib.loads(f"value = {value}")["value"]
+            word = value.lower() if value in ("True", "False") else value
+            plain = tomllib.loads(f"value = {word}")["value"]
         except tomllib.TOMLDecodeError:
             plain = value
         kind = type(known[key])

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 from pydantic import model_validator
 
 from flower_scheduling.errors import ConfigError, UnknownPolicyError, nearest
+from flower_scheduling.schema import kebab
 from flower_scheduling.strategies import (
     POLICIES,
     PolicySpec,
@@ -127,7 +128,7 @@ def options_help() -> str:
     listed = []
     for name, spec in POLICIES.items():
         if not _lacks(spec) and (options := spec.options()):
-            shown = ", ".join(f"{key.replace('_', '-')}={value}" for key, value in options.items())
+            shown = ", ".join(f"{kebab(key)}={value}".lower() for key, value in options.items())
             listed.append(f"{name} {shown}")
     return "; ".join(listed)
 

@@ -175,8 +175,7 @@ def test_every_plain_parameter_of_every_policy_is_an_option() -> None:
     for name, spec in POLICIES.items():
         for key, default in spec.options().items():
             if default is not None:
-                text = str(default).lower() if isinstance(default, bool) else str(default)
-                found = parse_options(name, f"{key.replace('_', '-')}={text}")
+                found = parse_options(name, f"{key.replace('_', '-')}={default}")
                 assert found == {key: default}
                 assert type(found[key]) is type(default)
 
