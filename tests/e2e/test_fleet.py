@@ -299,7 +299,7 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         (
             "server.cli.main",
             "--page 127.0.0.1:8501 --app wind:app",
-            "left out with --app",
+            "has no effect with --app",
         ),
         ("server.cli.main", "--fairness 0.6,0.5", "dev-1=0.6"),
         ("server.cli.main", "--partitioner foo", "partitioner"),
@@ -311,12 +311,12 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         (
             "server.cli.main",
             "--app wind.server_app:app --rounds 1",
-            "left out with --app",
+            "has no effect with --app",
         ),
         (
             "server.cli.main",
             "--metrics 127.0.0.1:9095 --runtime superlink",
-            "left out",
+            "has no effect",
         ),
         ("server.cli.main", "status --tls missing", "No such file"),
         ("server.cli.main", "status --timeout-s 0", "above 0"),
@@ -342,7 +342,7 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         (
             "client.cli",
             "--app flower_scheduling.client.learning.models:MODELS",
-            "not a ClientApp",
+            "must be a ClientApp, not a dict",
         ),
         (
             "client.cli",
