@@ -347,7 +347,7 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
         (
             "client.cli",
             "--app flower_scheduling.client.learning.models:MODELS",
-            "not a ClientApp",
+            "must be a ClientApp, not a dict",
         ),
         (
             "client.cli",
