@@ -35,7 +35,7 @@ _Record = TypeVar("_Record")
 
 
 class _LocalClient:
-    """One client's settings, data and model, kept between messages."""
+    """Settings, data and model of one client, kept between messages."""
 
     __slots__ = ("images", "labels", "lock", "model", "settings")
 
@@ -64,12 +64,12 @@ def _partition(
 
 @functools.cache
 def _shared_model(name: str) -> tuple[Model, threading.Lock]:
-    """Return the process's one model of that name, and the lock to hold while using it."""
+    """Return the model that all clients of this process use, and the lock to hold meanwhile."""
     return create_model(name), threading.Lock()
 
 
 def create_client_app(mods: Sequence[Mod] = ()) -> ClientApp:
-    """Make the ClientApp.
+    """Create the ClientApp.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def _train(message: Message, context: Context) -> Message:
 
 
 def _evaluate(message: Message, context: Context) -> Message:
-    """Measure the received model on local data."""
+    """Compute the received model's loss and accuracy on local data."""
     client = _local_client(ClientSettings.from_context(context))
     with client.lock:
         client.model.load(_record(message, protocol.ARRAYS, ArrayRecord))
@@ -153,6 +153,7 @@ def _query(message: Message, context: Context) -> Message:
 
 
 def _record(message: Message, name: str, kind: type[_Record]) -> _Record:
+    """Return a record of a request, or refuse a request that lacks it."""
     record = message.content.get(name)
     if not isinstance(record, kind):
         raise ClientConfigError(f"request lacks the {kind.__name__} {name!r}")

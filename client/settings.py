@@ -42,8 +42,8 @@ class Section(Strict):
         ConfigError
             If a key is missing, or a value has the wrong type or range.
         """
-        values = ((name, config.get(key)) for name, key in _keys(cls).items())
-        return cls(**{name: value for name, value in values if value is not None})
+        found = {name: config.get(key) for name, key in _keys(cls).items()}
+        return cls(**{name: value for name, value in found.items() if value is not None})
 
 
 @functools.cache
@@ -132,15 +132,15 @@ class ClientSettings:
     def from_context(cls, context: Context) -> ClientSettings:
         """Read the settings from Flower's context.
 
-        Raises
-        ------
-        ConfigError
-            If a key is missing, or a value has the wrong type or range.
-
         Returns
         -------
         ClientSettings
             Checked settings; equal configurations give the same object.
+
+        Raises
+        ------
+        ConfigError
+            If a key is missing, or a value has the wrong type or range.
         """
         # Cached: every message asks, and reading takes as long as a small training step.
         return _read(

@@ -1,1 +1,1 @@
-"""The learning task of our own app: models, data, partitions."""
+"""Learning task of our own app: data set, partitions, models, local training and evaluation."""

@@ -72,7 +72,7 @@ class ModelSpec:
     Attributes
     ----------
     name : str
-        What the user types.
+        Name in command lines and TOML.
     build : callable
         Makes the module; random weights come from torch's global generator.
     summary : str
@@ -84,6 +84,7 @@ class ModelSpec:
     summary: str
 
 
+# By the name that command line and TOML use.
 MODELS: Final[Mapping[str, ModelSpec]] = {
     spec.name: spec
     for spec in (
@@ -95,7 +96,6 @@ MODELS: Final[Mapping[str, ModelSpec]] = {
         ModelSpec("cnn", SmallCnn, "small convolutional network"),
     )
 }
-"""Every model, by the name that command line and TOML use."""
 
 
 class Model:

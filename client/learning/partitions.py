@@ -292,6 +292,7 @@ def _build_dirichlet(
     return partition_dirichlet(labels, num_partitions, rng, alpha, *min_size)
 
 
+# By the name that command line and TOML use.
 PARTITIONERS: Final[Mapping[str, PartitionerSpec]] = {
     spec.name: spec
     for spec in (
@@ -316,7 +317,6 @@ PARTITIONERS: Final[Mapping[str, PartitionerSpec]] = {
         ),
     )
 }
-"""Every partitioner, by the name that command line and TOML use."""
 
 
 def build_partition(
