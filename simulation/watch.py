@@ -65,6 +65,6 @@ def serve_until_stopped(run: Path, address: str) -> None:
 
     try:
         with stoppable():
-            serve_page(run, address, page_token(address), threading.Event().wait, tell=print_url)
+            serve_page(run, address, page_token(address), threading.Event().wait, on_url=print_url)
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)

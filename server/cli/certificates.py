@@ -27,13 +27,13 @@ from flower_scheduling.files import write_whole
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
+# Devices whose clock is a little slow must accept a certificate made just now
 _SKEW: Final = datetime.timedelta(hours=1)
-"""Devices whose clock is a little slow must accept a certificate made just now."""
 _CLIENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+# Of the server's certificate: its operator asks for health and status with it
 _SERVER_USAGES: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-"""Of the server's certificate: its operator asks for health and status with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class CertificateFolder:
     """Where the certificates of a fleet lie.
 
     ``ca.pem`` and ``server.pem`` go to the server with ``server.key``; ``ca.pem`` and
-    ``clients/NAME.pem`` go to each client with ``clients/NAME.key``. ``ca.key`` signs: whoever
-    has it can make a client of any name, so keep it away from both.
+    ``clients/NAME.pem`` go to each client with ``clients/NAME.key``. ``ca.key`` signs:
+    with it a client of any name can be made, so keep it away from both.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class CertificateFolder:
                 yield client, reason
 
     def _has_authority(self) -> bool:
-        """Tell whether there is an authority.
+        """Return whether there is an authority.
 
         Raises
         ------
@@ -251,7 +251,7 @@ def _general_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
 
 
 def _spelled(names: x509.SubjectAlternativeName) -> str:
-    return ", ".join(str(name.value) for name in names) or "nobody"
+    return ", ".join(str(name.value) for name in names) or "none"
 
 
 def _check_host(host: str) -> None:

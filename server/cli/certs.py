@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -11,6 +12,8 @@ from flower_scheduling.client.wire.frames import package_version
 
 from .certificates import CertificateFolder
 from .options import run_command
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +31,11 @@ _folder = click.option(
 )
 
 
+def _hosts(note: str = "", **more: Any) -> Callable[[_Command], _Command]:
+    text = "Name or address under which clients reach the server; may be repeated."
+    return click.option("--host", "hosts", multiple=True, help=text + note, **more)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_version(), prog_name="flower-certs")
 def cli() -> None:
@@ -39,14 +47,7 @@ def cli() -> None:
 
 @cli.command()
 @_folder
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    default=("localhost", "127.0.0.1"),
-    show_default=True,
-    help="Name or address under which clients reach the server; may be repeated.",
-)
+@_hosts(default=("localhost", "127.0.0.1"), show_default=True)
 def init(folder: Path, hosts: tuple[str, ...]) -> None:
     """Make the authority and the server's certificate."""
     CertificateFolder(folder).create(hosts)
@@ -65,13 +66,7 @@ def client(folder: Path, names: tuple[str, ...]) -> None:
 
 @cli.command()
 @_folder
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    required=True,
-    help="Name or address under which clients reach the server; may be repeated.",
-)
+@_hosts(required=True)
 @click.argument("names", nargs=-1)
 def ensure(folder: Path, hosts: tuple[str, ...], names: tuple[str, ...]) -> None:
     """Make what is missing of an authority, a server and clients NAMES.
@@ -85,12 +80,7 @@ def ensure(folder: Path, hosts: tuple[str, ...], names: tuple[str, ...]) -> None
 
 @cli.command()
 @_folder
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    help="Name or address of the server; may be repeated.  [default: those it has]",
-)
+@_hosts("  [default: those of its certificate]")
 def renew(folder: Path, hosts: tuple[str, ...]) -> None:
     """Make new certificates for the server and every client, in the place of the old ones."""
     for name in CertificateFolder(folder).renew(hosts):

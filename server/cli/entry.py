@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
-_INTERRUPTED = 130
+from flower_scheduling.errors import EXIT_INTERRUPTED
 
 
 def server() -> None:
     """Run ``flower-server``."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core tells of every ordinary goodbye
-    try:
-        from .main import main
-
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core logs every ordinary goodbye
+    _run(".main")
 
 
 def certs() -> None:
     """Run ``flower-certs``."""
-    try:
-        from .certs import main
+    _run(".certs")
 
-        sys.exit(main())
+
+def _run(module: str) -> None:
+    try:
+        sys.exit(import_module(module, __package__).main())
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)

@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from flower_scheduling.client.wire.frames import package_version
 from flower_scheduling.client.wire.health import check_health
 from flower_scheduling.errors import ConfigError, nearest
+from flower_scheduling.schema import kebab
 from flower_scheduling.strategies.flower import LOGGER
 
 from ..monitoring.status import status_table
@@ -35,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(cli, arguments, "flower-server")
 
 
+# Settings that concern another ServerApp too
 _WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-message-mb"}
-"""Settings that concern somebody else's ServerApp too."""
 
 
 @click.group(
@@ -67,27 +68,10 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         return
     _refuse_unknown_variables(context)
     given = given_settings(flags)
-    if go_on and not given.get("run-dir"):
-        raise ConfigError("continue", True, "needs --run-dir")
-    if resume is not None:
-        config = FleetConfig.from_mapping(resumed_settings(resume, given, FleetConfig))
-    else:
-        config = FleetConfig.from_mapping(given)
-        if go_on and (Path(config.run_dir) / "config.toml").exists():
-            resume = Path(config.run_dir)
-            config = FleetConfig.from_mapping(continued_settings(resume, config.to_mapping()))
-    if resume is not None and (config.app or config.runtime != "stream"):
-        raise ConfigError(
-            "resume", str(resume), "only runs of the built-in app on streams can be resumed"
-        )
+    config, resume = _resolve(given, resume, go_on=go_on)
     if config.app:
-        for name, value in flags.items():  # what the environment says may be meant for others
-            key = name.replace("_", "-")
-            source = context.get_parameter_source(name)
-            if key not in _WITH_APP and source is ParameterSource.COMMANDLINE:
-                message = "has no effect with --app: that app has settings of its own"
-                raise ConfigError(key, value, message)
-    if not config.run_dir and not config.app:
+        _refuse_idle_flags(context, flags)
+    elif not config.run_dir:
         config = config.changed(run_dir=str(default_run_dir(config.strategy)))
     console = Console(stderr=True)
     handler = _handler(console)
@@ -112,6 +96,35 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         numbers.pop("arms")
         console.print_json(json.dumps(numbers))
         click.echo(config.run_dir)
+
+
+def _resolve(
+    given: dict[str, Any], resume: Path | None, *, go_on: bool
+) -> tuple[FleetConfig, Path | None]:
+    """Return the settings, and the run that they go on with, if any."""
+    if go_on and not given.get("run-dir"):
+        raise ConfigError("continue", True, "needs --run-dir")
+    if resume is not None:
+        config = FleetConfig.from_mapping(resumed_settings(resume, given, FleetConfig))
+    else:
+        config = FleetConfig.from_mapping(given)
+        if go_on and (Path(config.run_dir) / "config.toml").exists():
+            resume = Path(config.run_dir)
+            config = FleetConfig.from_mapping(continued_settings(resume, config.to_mapping()))
+    if resume is not None and (config.app or config.runtime != "stream"):
+        raise ConfigError(
+            "resume", str(resume), "only runs of the built-in app on streams can be resumed"
+        )
+    return config, resume
+
+
+def _refuse_idle_flags(context: click.Context, flags: dict[str, Any]) -> None:
+    """Refuse flags of our app that were given for another one."""
+    for name, value in flags.items():
+        source = context.get_parameter_source(name)  # the environment may be meant for other runs
+        if kebab(name) not in _WITH_APP and source is ParameterSource.COMMANDLINE:
+            message = "has no effect with --app: that app has settings of its own"
+            raise ConfigError(kebab(name), value, message)
 
 
 def _refuse_unknown_variables(context: click.Context) -> None:
@@ -179,7 +192,7 @@ def status(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Show who is connected, who is slow, who is owed rounds, and who fails."""
+    """Show which clients are connected, slow, owed rounds, or failing."""
     address, tls = _where(context, address, tls)
     with operator_channel(address, tls) as channel:
         answer = read_status(channel, address, timeout_s)

@@ -1,4 +1,4 @@
-"""What an operator asks a running server, from the machine that it runs on."""
+"""The operator's requests to a running server, from the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def operator_channel(address: str, tls: Path | None) -> Iterator[grpc.Channel]:
 
 
 def read_status(channel: grpc.Channel, address: str, timeout_s: float) -> dict[str, Any]:
-    """Ask a server for its state (:meth:`.ServerStatus.snapshot`).
+    """Return the status of a server (:meth:`.ServerStatus.snapshot`).
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Serve a small web application beside the streams, in a thread of its own."""
+"""A small web server beside the streams, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             log_config=None,
-            log_level="critical",  # whoever sends garbage must not fill the log
+            log_level="critical",  # garbage from a client must not fill the log
             access_log=False,
             lifespan="off",
             ws="none",

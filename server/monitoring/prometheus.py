@@ -1,4 +1,4 @@
-"""A running server's state for Prometheus."""
+"""The metrics of a running server for Prometheus."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ARM_GAUGES: Final = {
 
 
 class StatusCollector:
-    """Turn a status into metrics whenever Prometheus asks.
+    """A collector that turns the status into metrics at each scrape.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Serve the page of a run from a process of its own, so that it cannot slow the run down."""
+"""The page's process: it serves the page of a run without slowing the run down."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ TOKEN_VARIABLE: Final = "FLOWER_SERVER_PAGE_TOKEN"
 """Environment variable with the token that visitors need; without it one is made up."""
 _PARENT_VARIABLE: Final = "FLOWER_SERVER_PAGE_PARENT"
 _STOP_S: Final = 5.0
-_FAREWELL_S: Final = 1.0
-"""So long the page outlives the run: visitors get to see how it ended."""
+_FAREWELL_S: Final = 1.0  # the page outlives the run by this: visitors see how it ended
 _NICENESS: Final = 10
 
 
@@ -45,14 +44,14 @@ def page_url(address: str, port: int, token: str | None) -> str:
     return f"http://{host}:{port}/" + (f"?token={token}" if token else "")
 
 
-def tell_page(url: str) -> None:
-    """Print where a page is: not to the log, which others may read, since it has the token."""
+def print_url(url: str) -> None:
+    """Print a page's address: not to the log, which others may read, since it has the token."""
     print(f"page at {url}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def page_process(
-    run_dir: Path, address: str, tell: Callable[[str], None] = tell_page
+    run_dir: Path, address: str, on_url: Callable[[str], None] = print_url
 ) -> Iterator[None]:
     """Serve the page of a run from a process of its own, from entering to leaving the context.
 
@@ -62,8 +61,8 @@ def page_process(
         The run directory; it may not exist yet.
     address : str
         Where to listen, ``host:port``; empty: there is no page.
-    tell : callable
-        Takes where the page is, token and all.
+    on_url : callable
+        Takes the address of the page, token and all.
 
     Raises
     ------
@@ -77,7 +76,7 @@ def page_process(
         return
     require_extra("--page", "page")
     token = page_token(address)
-    with listen("page", address) as listener:  # here, so that a fault is told before the run
+    with listen("page", address) as listener:  # here, so that a fault ends it before the run
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # whence this process imports
@@ -97,9 +96,9 @@ def page_process(
             env=environment,
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us, who then end it
+            start_new_session=True,  # Ctrl-C is for this process, which then ends that one
         )
-        tell(page_url(address, listener.getsockname()[1], token))
+        on_url(page_url(address, listener.getsockname()[1], token))
     try:
         yield
     finally:
@@ -117,7 +116,7 @@ def serve_page(
     token: str | None,
     wait: Callable[[], object],
     listener: socket.socket | None = None,
-    tell: Callable[[str], None] = lambda url: None,
+    on_url: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve the page of a run.
 
@@ -133,8 +132,8 @@ def serve_page(
         Returns when it is time to stop.
     listener : socket, optional
         One that listens there already.
-    tell : callable
-        Takes where the page is.
+    on_url : callable
+        Takes the address of the page.
 
     Raises
     ------
@@ -151,7 +150,7 @@ def serve_page(
     with view_of(run_dir) as live:
         app = page_app(live, host, token)
         with HttpServer("page", address, app, listener=listener) as server:
-            tell(page_url(address, server.port, token))
+            on_url(page_url(address, server.port, token))
             wait()
 
 

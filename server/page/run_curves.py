@@ -73,7 +73,7 @@ class RunCurves:
         self._add_regret(record, truth, names)
 
     def _add_heat(self, record: RoundRecord) -> None:
-        """Count who was selected, in columns of ever more rounds."""
+        """Count the selections by arm, in columns of ever more rounds."""
         self._grow_heat(record.num_arms)
         if (record.round - 1) // self._heat_width >= _HEAT_COLUMNS:
             self._heat_width *= 2
@@ -98,7 +98,7 @@ class RunCurves:
             by_name = since[-1]["expected_time_s"]
             try:
                 self._expected = key, np.array([by_name[name] for name in names])
-            except (KeyError, TypeError):  # somebody else's names
+            except (KeyError, TypeError):  # other names than the run's
                 return
         expected_s = self._expected[1]
         places = min(len(record.selected), len(record.available))

@@ -1,4 +1,4 @@
-"""What a page shows of a run, read from its run directory as it grows."""
+"""The state of a page: a run, read from its run directory as it grows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from .numbers import number, numbers
 from .run_curves import RunCurves
 
 _READ_BYTES: Final = 1 << 24
-_QUIET_S: Final = 3 * HEARTBEAT_S
-"""Without a sign of life for so long, a server is taken for dead."""
-_RECENT: Final = 50
-"""Rounds by which the rest of a run is estimated."""
-_ROUNDING: Final = 1e-6
-"""Relative difference of scores that recording them may have made."""
+_QUIET_S: Final = 3 * HEARTBEAT_S  # a server without a newer ``live.json`` counts as dead
+_RECENT: Final = 50  # rounds by which the rest of a run is estimated
+_ROUNDING: Final = 1e-6  # relative difference of scores that recording them may have made
 
 
 class RunView:
@@ -201,7 +198,7 @@ class RunView:
         return "num-clients" in self._config
 
     def _alive(self) -> bool:
-        """Tell whether somebody writes the run."""
+        """Return whether a process writes the run."""
         if self._finished():
             return False
         if self._live:
@@ -212,7 +209,7 @@ class RunView:
             return False
 
     def _finished(self) -> bool:
-        """Tell whether the run has written its results, and was not resumed since."""
+        """Return whether the run has written its results, and was not resumed since."""
         summary, config = self._files.get("summary.json"), self._files.get("config.toml")
         return summary is not None and config is not None and summary[0][0] >= config[0][0]
 
@@ -402,6 +399,6 @@ def _scores_json(scores: Scores, selected: Sequence[int]) -> dict[str, Any]:
 
 
 def _of_both_sides(arms: NDArray[np.bool_], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the arms if some of them were chosen and some were not, else nobody."""
+    """Return the arms if some of them were chosen and some were not, else none."""
     split = (arms & chosen).any() and (arms & ~chosen).any()
     return arms if split else np.zeros_like(arms)

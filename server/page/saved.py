@@ -21,9 +21,9 @@ SCRIPTS: Final = (
 )
 """The page's scripts, in order; the first is Apache ECharts 6.1.0, unchanged."""
 MARK: Final = '<meta name="generator" content="flower-client-scheduling page">'
-"""What tells our pages from other files."""
+"""Line by which our pages are known among other files."""
+# Rounds with all scores fill at most so much of the file, the latest first
 _MAX_ROUNDS_BYTES: Final = 8 << 20
-"""Rounds with all scores fill at most so much of the file, the latest first."""
 
 
 def saved_page(view: RunView) -> str:
@@ -48,7 +48,7 @@ def saved_page(view: RunView) -> str:
     listed = ",".join(f'"{number}":{text}' for number, text in sorted(rounds.items()))
     data = f'{{"state":{to_json(view.state())},"rounds":{{{listed}}}}}'
     script, style = "\n".join(map(static, SCRIPTS)), static("page.css")
-    # Elements whose content is given by its digest: nothing else runs, whatever the data say.
+    # Elements whose content is given by its digest: nothing else runs, whatever is in the data.
     policy = (
         f"default-src 'none'; script-src 'sha256-{_digest(script)}'; "
         f"style-src 'sha256-{_digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'"

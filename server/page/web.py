@@ -1,4 +1,4 @@
-"""Serve the page: what it shows, a stream of what is new, and who may see it."""
+"""The web application of the page: its state, a stream of news, and the token that it wants."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from .run_view import RunView
 from .saved import SCRIPTS, saved_page, static
 
 _STATIC: Final = {"page.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
-_LOOK_S: Final = 0.4
-"""Time between two looks at the run directory."""
+_LOOK_S: Final = 0.4  # time between two looks at the run directory
 _PING_S: Final = 15.0
 _MAX_STREAMS: Final = 200
 _HEADERS: Final = {
@@ -43,7 +42,7 @@ _HEADERS: Final = {
 
 
 class LiveState:
-    """What the page shows, made once for everybody whenever the run directory has changed.
+    """The state as JSON, made once for all visitors whenever the run directory has changed.
 
     Parameters
     ----------
@@ -54,7 +53,7 @@ class LiveState:
     def __init__(self, view: RunView) -> None:
         self.view = view
         self.lock = threading.Lock()
-        """Whoever reads the view holds it."""
+        """Held by every reader of the view."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
         self.version = ""
@@ -80,7 +79,9 @@ class LiveState:
                 if not self.view.refresh() and self.body:
                     return
                 text = to_json(self.view.state())
-            except Exception as error:  # a file that somebody else has written: tell, and go on
+            except (
+                Exception
+            ) as error:  # of a file that is not as a run writes it: show the error, and go on
                 text = to_json({"error": f"{type(error).__name__}: {error}"})
             version = hashlib.sha256(text.encode()).hexdigest()[:16]
             if version != self.version:
@@ -98,75 +99,16 @@ def page_app(live: LiveState, host: str, token: str | None) -> Starlette:
         Where it listens; on loopback it answers to names of loopback alone, so that no other
         site's page can reach it under a name of its own.
     token : str or None
-        What visitors have to know; ``None`` lets everybody in who reaches the port.
+        What visitors have to know; ``None``: every visitor who reaches the port is let in.
     """
-    streams = 0
-
-    def page(request: Request) -> Response:
-        return Response(static("page.html"), media_type="text/html")
-
-    def asset(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in _STATIC:
-            return PlainTextResponse("not found", 404)
-        headers = {"cache-control": "max-age=3600" if name.startswith("echarts") else "no-cache"}
-        return Response(static(name), media_type=_STATIC[name], headers=headers)
-
-    def state(request: Request) -> Response:
-        body, version = live.body, f'"{live.version}"'
-        if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(gzip.decompress(body), media_type="application/json")
-        if request.headers.get("if-none-match") == version:
-            return Response(status_code=304, headers={"etag": version})
-        headers = {"etag": version, "cache-control": "no-cache", "content-encoding": "gzip"}
-        return Response(body, media_type="application/json", headers=headers)
-
-    def round_of(request: Request) -> Response:
-        with live.lock:
-            found = live.view.round(request.path_params["number"])
-        if found is None:
-            return PlainTextResponse("there is no such round", 404)
-        return Response(to_json(found), media_type="application/json")
-
-    async def events(request: Request) -> Response:
-        nonlocal streams
-        if streams >= _MAX_STREAMS:
-            return PlainTextResponse("too many pages are open", 503)
-
-        async def stream() -> AsyncIterator[str]:
-            nonlocal streams
-            streams += 1
-            try:
-                told, silent_s = "", 0.0
-                while True:
-                    if live.version != told:
-                        told, silent_s = live.version, 0.0
-                        yield f"data: {told}\n\n"
-                    elif silent_s >= _PING_S:
-                        silent_s = 0.0
-                        yield ": still here\n\n"
-                    await asyncio.sleep(_LOOK_S / 2)
-                    silent_s += _LOOK_S / 2
-            finally:
-                streams -= 1
-
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
-
-    def saved(request: Request) -> Response:
-        with live.lock:
-            text = saved_page(live.view)
-            name = "".join(c for c in live.view.path.resolve().name if c.isalnum() or c in "-_.")
-        headers = {"content-disposition": f'attachment; filename="{name}.html"'}
-        return Response(text, media_type="text/html", headers=headers)
-
+    answers = _Answers(live)
     routes = [
-        Route("/", page),
-        Route("/static/{name}", asset),
-        Route("/state", state),
-        Route("/round/{number:int}", round_of),
-        Route("/events", events),
-        Route("/saved", saved),
+        Route("/", answers.page),
+        Route("/static/{name}", answers.asset),
+        Route("/state", answers.state),
+        Route("/round/{number:int}", answers.round),
+        Route("/events", answers.events),
+        Route("/saved", answers.saved),
     ]
     middleware = [Middleware(_SecurityHeaders)]
     if is_loopback(host):
@@ -175,6 +117,71 @@ def page_app(live: LiveState, host: str, token: str | None) -> Starlette:
     if token is not None:
         middleware.append(Middleware(_TokenGate, token=token))
     return Starlette(routes=routes, middleware=middleware)
+
+
+class _Answers:
+    """The answers to requests, by route."""
+
+    def __init__(self, live: LiveState) -> None:
+        self._live = live
+        self._num_streams = 0
+
+    def page(self, request: Request) -> Response:
+        return Response(static("page.html"), media_type="text/html")
+
+    def asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in _STATIC:
+            return PlainTextResponse("not found", 404)
+        headers = {"cache-control": "max-age=3600" if name.startswith("echarts") else "no-cache"}
+        return Response(static(name), media_type=_STATIC[name], headers=headers)
+
+    def state(self, request: Request) -> Response:
+        body, version = self._live.body, f'"{self._live.version}"'
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(gzip.decompress(body), media_type="application/json")
+        if request.headers.get("if-none-match") == version:
+            return Response(status_code=304, headers={"etag": version})
+        headers = {"etag": version, "cache-control": "no-cache", "content-encoding": "gzip"}
+        return Response(body, media_type="application/json", headers=headers)
+
+    def round(self, request: Request) -> Response:
+        with self._live.lock:
+            found = self._live.view.round(request.path_params["number"])
+        if found is None:
+            return PlainTextResponse("there is no such round", 404)
+        return Response(to_json(found), media_type="application/json")
+
+    async def events(self, request: Request) -> Response:
+        if self._num_streams >= _MAX_STREAMS:
+            return PlainTextResponse("too many pages are open", 503)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._news(), media_type="text/event-stream", headers=headers)
+
+    def saved(self, request: Request) -> Response:
+        with self._live.lock:
+            text = saved_page(self._live.view)
+            folder = self._live.view.path.resolve().name
+        name = "".join(c for c in folder if c.isalnum() or c in "-_.")
+        headers = {"content-disposition": f'attachment; filename="{name}.html"'}
+        return Response(text, media_type="text/html", headers=headers)
+
+    async def _news(self) -> AsyncIterator[str]:
+        """Yield an event for each new version of the state, and a comment in long pauses."""
+        self._num_streams += 1
+        try:
+            sent, silent_s = "", 0.0
+            while True:
+                if self._live.version != sent:
+                    sent, silent_s = self._live.version, 0.0
+                    yield f"data: {sent}\n\n"
+                elif silent_s >= _PING_S:
+                    silent_s = 0.0
+                    yield ": still here\n\n"
+                await asyncio.sleep(_LOOK_S / 2)
+                silent_s += _LOOK_S / 2
+        finally:
+            self._num_streams -= 1
 
 
 class _SecurityHeaders:
@@ -194,7 +201,7 @@ class _SecurityHeaders:
 
 
 class _TokenGate:
-    """Let in who knows the token: from the address once, from a cookie afterwards."""
+    """Let visitors in by the token: from the address once, from a cookie afterwards."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""A run on disk: its directory, rounds, scores and checkpoints."""
+"""A run on disk and in numbers: directory, rounds, scores, checkpoints, totals."""

@@ -59,7 +59,7 @@ class CheckpointFolder:
         self.path = path
 
     def save(self, server_round: int, state: Mapping[str, Any]) -> None:
-        """Save the state after a round; it is there, and the last one stays, whatever happens.
+        """Save the state after a round; the last one stays, whatever happens.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class CheckpointFolder:
             old.unlink(missing_ok=True)
 
     def has_rounds(self) -> bool:
-        """Tell whether a checkpoint was made after some round."""
+        """Return whether there is a checkpoint of some round."""
         return any(_round_of(file) > 0 for file in self._files())
 
     def load(self) -> Checkpoint | None:

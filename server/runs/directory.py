@@ -30,15 +30,15 @@ from flower_scheduling.files import write_whole
 from flower_scheduling.strategies.flower import LOGGER, Arm, RoundRecord
 
 from .round_lines import line_of, parse_round, read_line
-from .scores import ScoreLog, end_of, read_scores
+from .scores import ScoreFile, end_of, read_scores
 
 TRUTH: Final = "truth.json"
 """File with the clients' true expected times, where they are known: in simulations."""
 ROUNDS: Final = "rounds.jsonl"
+# What may be in a folder in which no run has begun
 _OF_NO_RUN: Final = frozenset(
     (".lock", ".config.toml.tmp", ".live.json.tmp", "live.json", "lost+found")
 )
-"""What may be in a folder in which no run has begun."""
 
 
 def default_run_dir(what: str) -> Path:
@@ -58,7 +58,7 @@ def file_name(what: str) -> str:
 def ensure_empty(path: Path) -> None:
     """Refuse a run directory in which there is something already.
 
-    An empty folder is as good as none, and so is one in which a run was killed before it noted
+    An empty folder is as good as none, and so is one in which a run was killed before it wrote
     its settings.
 
     Raises
@@ -72,7 +72,7 @@ def ensure_empty(path: Path) -> None:
         return
     except NotADirectoryError:
         if not path.exists():
-            return  # but a folder above it is a file: who creates it will say so
+            return  # but a folder above it is a file: creating it will fail
         names = {path.name}
     except OSError as error:  # a name that is too long, for one
         message = f"must be a folder that can be created ({error.strerror})"
@@ -171,7 +171,7 @@ def count_rounds(path: Path) -> int:
 def written_rounds(path: Path) -> list[dict[str, Any]]:
     """Return the rounds that a run directory holds, as they are written there.
 
-    Who reads while another process writes may see half of the last line: it is left out.
+    While another process writes, the last line may be half there: it is left out.
     """
     try:
         data = (path / ROUNDS).read_bytes()
@@ -315,7 +315,7 @@ class RunDirectory:
             stack.callback(_close, log)
             LOGGER.addHandler(log)
             stack.callback(LOGGER.removeHandler, log)
-            self._scores = ScoreLog(path, 0 if num_rounds is None else self._keep(num_rounds))
+            self._scores = ScoreFile(path, 0 if num_rounds is None else self._keep(num_rounds))
             stack.callback(_close, self._scores)
             self._resources = stack.pop_all()
 
@@ -395,7 +395,7 @@ class RunDirectory:
         Raises
         ------
         OSError
-            If that cannot be done, or somebody has removed the file.
+            If that cannot be done, or the file was removed.
         """
         self._write_rounds()
         with self._naming_rounds():
@@ -406,7 +406,7 @@ class RunDirectory:
 
     @contextmanager
     def tolerating(self, what: str) -> Iterator[None]:
-        """Let faults of the disk pass, if that is wanted; they are told once, until it works."""
+        """Let faults of the disk pass, if that is wanted; they are logged once, until it works."""
         try:
             yield
         except OSError as error:
@@ -438,7 +438,7 @@ class RunDirectory:
         end = os.fstat(self._rounds.fileno()).st_size
         with self._naming_rounds():
             if end != self._size:
-                raise OSError(errno.ESTALE, "somebody else has changed it")
+                raise OSError(errno.ESTALE, "another process has changed it")
             try:
                 while written < len(data):
                     written += self._rounds.write(data[written:])
@@ -461,13 +461,13 @@ class RunDirectory:
         write_whole(self.path / name, data)
 
 
-def _close(file: IO[bytes] | ScoreLog | logging.Handler) -> None:
+def _close(file: IO[bytes] | ScoreFile | logging.Handler) -> None:
     with suppress(OSError):  # a full disk: the write has said so
         file.close()
 
 
 class _QuietFileHandler(logging.FileHandler):
-    """Leave out what cannot be written: the rounds have the same disk, and say so."""
+    """A log file without errors of its own: a full disk shows in the rounds, on the same disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Save the whole state of a run after a round, and go on from it."""
+"""Resuming a run: its whole state is saved after rounds, and restored from a checkpoint."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Checkpointer(RoundCallback):
 
 
 def has_model(config: ServerConfig) -> bool:
-    """Tell whether a run has come so far that it needs no model to begin with."""
+    """Return whether a run has come so far that it needs no model to begin with."""
     return bool(config.run_dir) and CheckpointFolder(Path(config.run_dir) / FOLDER).has_rounds()
 
 
@@ -214,7 +214,7 @@ def _read_settings(run_dir: Path) -> dict[str, Any]:
 
 
 def check_same_settings(run_dir: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse other settings than a run began with.
+    """Refuse settings that differ from those that the run began with.
 
     Raises
     ------
@@ -227,8 +227,8 @@ def check_same_settings(run_dir: Path, before: Mapping[str, Any], now: Mapping[s
         if before.get(key, _ABSENT) != now.get(key, _ABSENT)
     ]
     if keys:
-        told = "; ".join(f"{key} = {before.get(key)!r}, not {now.get(key)!r}" for key in keys)
-        raise ConfigError("resume", str(run_dir), f"the run has other settings: {told}")
+        listed = "; ".join(f"{key} = {before.get(key)!r}, not {now.get(key)!r}" for key in keys)
+        raise ConfigError("resume", str(run_dir), f"the run has other settings: {listed}")
 
 
 def restore(saved: Checkpoint, run_dir: Path, run: Run) -> None:
@@ -262,7 +262,7 @@ def restore(saved: Checkpoint, run_dir: Path, run: Run) -> None:
         run.totals.count(record)
     run.arrays = ArrayRecord({key: Array(model[key]) for key in run.arrays})
     run.done = saved.round
-    # Earlier versions did not note of which rounds a checkpoint was made.
+    # Checkpoints of earlier versions have no digest of their rounds.
     if "rounds" in state and state["rounds"] != digest_rounds(run_dir, saved.round):
         message = f"its checkpoint was made after other rounds than those in its {ROUNDS}"
         raise ConfigError("resume", str(run_dir), message)

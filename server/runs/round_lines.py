@@ -1,4 +1,4 @@
-"""A line of ``rounds.jsonl``: written, and read with care, since the file may have been edited."""
+"""The lines of ``rounds.jsonl``: written, and read with checks, since the file may be edited."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ MAX_LISTED_ARMS: Final = 200
 """In larger fleets the available arms are counted, not listed."""
 _MOST_ARMS: Final = 10**7
 _MAX_ROWS: Final = 64  # of a round's scores
-_LARGEST: Final = 2**53
-"""Beyond it no offset and no time is."""
+_LARGEST: Final = 2**53  # beyond it no offset and no time is
 
 
 def line_of(record: RoundRecord) -> dict[str, Any]:
-    """Return what a line says of a round, in the order in which it says it."""
+    """Return a round's line, in the order of its keys."""
     line: dict[str, Any] = {
         "schema": SCHEMA,
         "round": record.round,
@@ -63,7 +62,7 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If it is no such line; it says why.
+        If it is no such line; the text names the fault.
     """
     try:
         line = json.loads(data, parse_constant=_refuse)
@@ -188,6 +187,7 @@ def _scores(value: object) -> bool:
     )
 
 
+# Attributes of an :class:`.ArmResult` that a line lists, in the order of ``selected``.
 _COLUMNS: Final[Mapping[str, Callable[[object], bool]]] = {
     "rtt_s": _or_none(_seconds),
     "completed": _flag,
@@ -195,7 +195,6 @@ _COLUMNS: Final[Mapping[str, Callable[[object], bool]]] = {
     "compute_s": _or_none(_seconds),
     "link_s": _or_none(_seconds),
 }
-"""Attributes of an :class:`.ArmResult` that a line lists, in the order of ``selected``."""
 _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "round": _count,
     "time_s": _seconds,
@@ -212,5 +211,5 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "loss": _or_none(_metric),
     "scores": _or_none(_scores),
 }
+# Not listed above some number of arms, or not written by earlier versions
 _OPTIONAL: Final = ("available", "absent", "no_step", "scores")
-"""Not listed above some number of arms, or not written by earlier versions."""

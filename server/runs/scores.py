@@ -1,4 +1,4 @@
-"""Why each client was selected, round by round: ``scores.bin`` beside ``rounds.jsonl``.
+"""``scores.bin`` beside ``rounds.jsonl``: the scores by which each round's clients were selected.
 
 A round's block is a matrix of little-endian float32, a row per quantity and a column per arm; the
 round's line in ``rounds.jsonl`` says where it begins and what its rows are. Twelve to twenty-four
@@ -37,7 +37,7 @@ class Scores:
     rule, unit : str
         As in :class:`strategies.Explanation`.
     available : (num_arms,) bool
-        Who could be selected.
+        Arms that could be selected.
     parts : mapping of str to (num_arms,) float32
         What the scores are made of.
     tie_break : (num_arms,) float32 or None
@@ -54,8 +54,8 @@ class Scores:
     owed: NDArray[np.float32] | None
 
 
-class ScoreLog:
-    """Append scores to a file.
+class ScoreFile:
+    """``scores.bin``, opened to append the scores of rounds.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class ScoreLog:
         Returns
         -------
         dict or None
-            What the round's line has to say of them; ``None`` where there are none.
+            The entry ``scores`` of the round's line; ``None`` where there are none.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""``flower-server``'s settings and life: a stream grid, a ServerApp on it, a clean end."""
+"""A fleet's server: a stream grid, a ServerApp on it, a clean end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .signals import stoppable
 def run_fleet(
     config: FleetConfig, hooks: Sequence[RoundHook] = (), *, resume: bool = False
 ) -> None:
-    """Listen, run the ServerApp once, tell the clients, stop.
+    """Listen, run the ServerApp once, say goodbye to the clients, stop.
 
     SIGINT and SIGTERM abandon the round; what was learned so far is written. A second signal
     ends the process at once.
@@ -57,7 +57,7 @@ def run_fleet(
     AppFailed
         If the ServerApp raised, or no round changed the model.
     KeyboardInterrupt
-        If stopped by a signal, after everything was written and the clients were told.
+        If stopped by a signal, after everything was written and the clients got a goodbye.
     """
     for key in ("metrics", "page"):
         if getattr(config, key):

@@ -281,7 +281,7 @@ class SuperLink:
         except ValueError:
             answer = {"error-message": (done.stderr or done.stdout).strip() or "no answer"}
         if not answer.get("success"):
-            # What Flower said on its way comes before the error.
+            # Flower's other output comes before the error.
             lines = str(answer.get("error-message", "")).strip().splitlines() or ["no answer"]
             raise SuperLinkError(f"flwr {arguments[0]} failed: {lines[-1].strip()}")
         return answer

@@ -26,7 +26,7 @@ STATE_FOLDER: Final = "superlink"
 _UNSUPPORTED: Final = {
     "app": "use `flwr run` in its folder",
     "metrics": "see its own log",
-    "deny-list": "SuperNodes have no names before they are asked",
+    "deny-list": "SuperNodes have no names before their first answer",
     "max-clients": "it takes all SuperNodes",
     "max-message-mb": "it has its own limit",
 }

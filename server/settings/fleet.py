@@ -37,7 +37,7 @@ class FleetConfig(ServerConfig):
     @model_validator(mode="after")
     def _check_fleet(self) -> Self:
         self._require_address("address", secure=bool(self.tls))
-        if self.metrics:  # in the clear, and for whoever asks
+        if self.metrics:  # in the clear, and for any client
             self._require_address("metrics", secure=False)
         if self.page:  # beyond loopback it wants a token
             self._require_host_and_port("page")

@@ -87,7 +87,7 @@ class TrackedRun:
         self.note("begin_s", self.begin_s)
 
     def noted(self, key: str) -> str | None:
-        """Return what was noted under a key in an earlier part of the run."""
+        """Return the text that was noted under a key in an earlier part of the run."""
         value = self._noted.get(key)
         return value if isinstance(value, str) else None
 

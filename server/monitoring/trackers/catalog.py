@@ -46,7 +46,7 @@ def require_trackers(text: str, run_dir: str) -> None:
     Raises
     ------
     ConfigError
-        If it is so; what to install is told.
+        If it is so; it names what to install.
     """
     names = tracker_names(text)
     missing = [name for name in names if importlib.util.find_spec(TRACKERS[name].package) is None]

@@ -37,7 +37,7 @@ class MlflowTracker(Tracker):
     }
 
     def __init__(self) -> None:
-        # Nothing is told to third parties unasked, and patience is in our own hands.
+        # No telemetry unless it is wanted, and no retries but ours.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")

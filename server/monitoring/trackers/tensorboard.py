@@ -32,7 +32,7 @@ class TensorBoardTracker(Tracker):
         self._writer: Any = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Open a file; what older ones say of rounds that are still to come counts no more."""
+        """Open a file; of older ones, rounds that are still to come count no more."""
         folder = run.folder / "tensorboard"
         folder.mkdir(exist_ok=True)
         resumed = any(folder.iterdir())

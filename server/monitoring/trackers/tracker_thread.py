@@ -30,10 +30,10 @@ class TrackerThread:
     """One tracker in a thread of its own, with a queue that is bounded.
 
     A local tracker is begun at once, by the caller: databases are laid out before times are
-    measured. If its queue is full it is waited for, and dropped at the first error. A remote one
-    is never waited for, and what it did not take is offered again; rounds for which there is no
-    room are lost, which is told. Rounds of an earlier part of the run that the tracker has not
-    got come first, from the run directory.
+    measured. If its queue is full the run waits for it, and its first error drops it. For a remote
+    one the run never waits, and what the tracker did not take is offered again; rounds for which
+    there is no room are lost, with a line in the log. Rounds of an earlier part of the run that
+    the tracker has not got come first, from the run directory.
     """
 
     def __init__(self, name: str, tracker: Tracker, run: TrackedRun, metrics: RoundMetrics) -> None:
@@ -123,9 +123,9 @@ class TrackerThread:
                 return
 
     def _take(self, batch: Sequence[RoundPoint]) -> None:
-        """Strike out what was taken, note it, and wait for more."""
+        """Remove from the queue what was taken, note it, and wait for more."""
         with self._changed:
-            if self._dropped:  # nobody waits any more
+            if self._dropped:  # the run has gone on without it
                 return
             if self._again:
                 self._again = []
@@ -174,7 +174,7 @@ class TrackerThread:
             self._num_earlier = 0
 
     def _try(self, call: Callable[[], None]) -> bool:
-        """Call and tell whether it went well; a fault is told once, until it has passed."""
+        """Call, and return whether that succeeded; a fault is logged once, until it has passed."""
         try:
             call()
         except Exception as error:
@@ -212,6 +212,6 @@ def log_dropped(name: str, error: Exception) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """Return what an error says, on one line, at no length, and without passwords in addresses."""
+    """Return the text of an error: one short line, without passwords in addresses."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"//[^/@\s]*@", "//", text)[:200]

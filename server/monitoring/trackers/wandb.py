@@ -14,7 +14,7 @@ from .base import DRAIN_S, RoundPoint, TrackedRun, Tracker
 
 
 class WandbTracker(Tracker):
-    """Reports to Weights & Biases as its own environment variables say, ``WANDB_MODE`` and others.
+    """Reports to Weights & Biases by its own environment variables, ``WANDB_MODE`` and others.
 
     Files go to ``wandb`` in the run directory; code, console output and Git are left alone.
     """
@@ -31,7 +31,7 @@ class WandbTracker(Tracker):
 
     @property
     def remote(self) -> bool:
-        """Whether it is not told to stay offline."""
+        """Whether it is not set to stay offline."""
         return os.environ.get("WANDB_MODE", "online") not in ("offline", "dryrun", "disabled")
 
     def begin(self, run: TrackedRun) -> None:
@@ -40,7 +40,7 @@ class WandbTracker(Tracker):
         Raises
         ------
         TrackerError
-            If nobody has logged in: this is not the place to ask.
+            If there is no login: a run is not the place for a prompt.
         """
         wandb = self._wandb
         quiet = wandb.Settings(silent=True)

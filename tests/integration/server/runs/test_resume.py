@@ -349,7 +349,7 @@ def test_rounds_that_somebody_else_has_changed_stop_the_run(tmp_path: Path) -> N
     directory.sync()
     with (tmp_path / "run" / "rounds.jsonl").open("rb+") as lines:
         lines.truncate(30)
-    with pytest.raises(OSError, match="somebody else has changed it"):
+    with pytest.raises(OSError, match="another process has changed it"):
         directory.write_round(record(2), arrays)
     directory.close()
     assert (tmp_path / "run" / "rounds.jsonl").stat().st_size == 30, "half a line stays half"

@@ -10,7 +10,7 @@ import pytest
 from factories import round_record, small_model
 
 from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
-from flower_scheduling.server.runs.scores import FILE, ScoreLog, end_of, read_scores
+from flower_scheduling.server.runs.scores import FILE, ScoreFile, end_of, read_scores
 from flower_scheduling.strategies import Explanation
 from flower_scheduling.strategies.flower import RoundRecord
 
@@ -94,7 +94,7 @@ def test_scores_that_a_crash_has_lost_are_not_made_up(tmp_path: Path) -> None:
 def test_a_full_disk_costs_scores_and_leaves_the_file_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = ScoreLog(tmp_path)
+    log = ScoreFile(tmp_path)
     log.append(explained(1))
     size = log.path.stat().st_size
 
