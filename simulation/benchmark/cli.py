@@ -14,7 +14,7 @@ from flower_scheduling.server.settings.run import ServerConfig
 
 from ..job_progress import fetch_data, processes_option, run_shown
 from . import results as report
-from . import training as training_track
+from . import training_track
 from .scenario import Scenario, suite
 from .tasks import eligible_policies, jobs_of, results_of
 

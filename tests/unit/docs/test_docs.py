@@ -7,7 +7,7 @@ import json
 
 from paths import ROOT
 
-from flower_scheduling.simulation.benchmark import training
+from flower_scheduling.simulation.benchmark import training_track
 from flower_scheduling.simulation.benchmark.results import markdown
 from flower_scheduling.simulation.benchmark.scenario import suite
 from flower_scheduling.simulation.paper.html_report import load_results, page
@@ -29,4 +29,4 @@ def test_tables_of_the_guidance_are_made_of_their_results() -> None:
     shown = [name.strip(" `") for name in header.strip("|").split("|")[1:]]
     assert markdown(found, shown) in text
     runs = json.loads((ROOT / "docs" / "league-training.json").read_text())
-    assert training.markdown(runs) in text
+    assert training_track.markdown(runs) in text
