@@ -361,7 +361,7 @@ def test_a_figure_by_itself_is_computed_once(
         assert run_tiny(tmp_path, "--figure=fairness-tradeoff", "--processes", "1") == 0
         told = capsys.readouterr().out
         assert all(f"fairness-tradeoff.{kind}" in told for kind in ("png", "svg", "csv"))
-        written.append({file: file.stat().st_mtime_ns for file in (tmp_path / "pieces").iterdir()})
+        written.append({file: file.stat().st_mtime_ns for file in (tmp_path / "jobs").iterdir()})
     assert written[0] == written[1]
     assert not (tmp_path / "report.html").exists()
 
