@@ -36,22 +36,22 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def test_fleet_learns_measures_and_keeps_floors(fleet: Fleet) -> None:
-    distances_m = [60, 120, 180, 480]
+    distances_m = [60, 180, 480]
     port = fleet.server(
-        "--strategy cs-ucb-q --beta 0.1 --num-selected 2 --min-clients 4 --rounds 50 --run-dir run "
+        "--strategy cs-ucb-q --beta 0.1 --num-selected 2 --min-clients 3 --rounds 50 --run-dir run "
         "--fairness equal:0.2 --local-steps 10 --learning-rate 0.01 --eval-every 50 --tau-max-s 60"
     )
     for number, distance_m in enumerate(distances_m):
-        fleet.client(port, number, 4, f"--link rayleigh --distance-m {distance_m} --compute 2000")
+        fleet.client(port, number, 3, f"--link rayleigh --distance-m {distance_m} --compute 2000")
     assert fleet.processes["server"].wait(RUN_S) == 0, fleet.log("server")
 
     summary = json.loads((fleet.folder / "run" / "summary.json").read_text())
     assert summary["rounds"] == 50
     assert summary["accuracy"] > 0.65
-    assert {arm["num_examples"] for arm in summary["arms"]} == {15000}
+    assert {arm["num_examples"] for arm in summary["arms"]} == {20000}
     assert all(arm["share"] >= 0.18 for arm in summary["arms"]), summary["arms"]
     names = [arm["name"] for arm in summary["arms"]]
-    assert sorted(names) == ["dev-0", "dev-1", "dev-2", "dev-3"]
+    assert sorted(names) == ["dev-0", "dev-1", "dev-2"]
     links_s: dict[str, list[float]] = {name: [] for name in names}
     for r in fleet.rounds():
         for arm, rtt_s, compute_s, link_s in zip(
@@ -60,7 +60,7 @@ def test_fleet_learns_measures_and_keeps_floors(fleet: Fleet) -> None:
             assert rtt_s > compute_s + link_s, "the server's time holds what the client waited"
             links_s[names[arm]].append(link_s)
     # The farthest client is the slowest: its link takes several times what the nearest's takes.
-    assert mean(links_s["dev-3"]) > 1.5 * mean(links_s["dev-0"])
+    assert mean(links_s["dev-2"]) > 1.5 * mean(links_s["dev-0"])
 
 
 @pytest.mark.slow
