@@ -56,3 +56,19 @@ def mnist() -> MnistData:
     from flower_scheduling.client.learning.mnist import load_mnist
 
     return load_mnist()
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What client and server log, from INFO on."""
+    from flower_scheduling.strategies.flower import LOGGER
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = LOGGER.level
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.addHandler(handler)  # the client's logger is below it
+    yield lines
+    LOGGER.removeHandler(handler)
+    LOGGER.setLevel(level)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, RUN_S, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("mnist")]
 
@@ -35,7 +35,7 @@ def run(arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProces
         env=environment(**changes),
         capture_output=True,
         text=True,
-        timeout=3 * PATIENCE_S,
+        timeout=RUN_S,
         check=False,
     )
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from waiting import PATIENCE_S, until
+from waiting import RUN_S, until
 
 from flower_scheduling.server.runs.directory import written_rounds
 
@@ -202,7 +202,7 @@ def test_round_trips_follow_the_links_and_the_fast_ones_are_preferred(fleet: Fle
     # equal indices at about 56, 34 and 10 plays. With a deadline of 30 s they would be 1, 0.99 and
     # 0.97, and 100 rounds too few to prefer anybody.
     server = fleet.start("--strategy cs-ucb --rounds 100 --eval-every 100 --tau-max-s 1.5")
-    assert server.wait(2 * PATIENCE_S) == 0, fleet.logs()
+    assert server.wait(RUN_S) == 0, fleet.logs()
     summary = fleet.summary()
     print(summary["arms"])
     arms = {arm["name"]: arm for arm in summary["arms"]}
@@ -239,7 +239,7 @@ def test_client_behind_a_cut_link_is_missed_and_comes_back(fleet: Fleet) -> None
         )
     )
     server.send_signal(signal.SIGTERM)
-    assert server.wait(PATIENCE_S) == 0, fleet.logs()
+    assert server.wait(RUN_S) == 0, fleet.logs()
     arms = {arm["name"]: arm["index"] for arm in fleet.summary()["arms"]}
     assert len(fleet.summary()["arms"]) == len(arms) == len(RATES_MBIT)
     assert arms[f"dev-{FAST}"] == arm

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, RUN_S, until
 
 from flower_scheduling.client.learning.mnist import MnistData
 from flower_scheduling.client.link.emulation import EmulatedDevice
@@ -252,7 +252,7 @@ def test_runtime_over_tls_leaves_results_and_no_process(tmp_path: Path) -> None:
     )
     try:
         nodes.start(f"127.0.0.1:{port}", 0, 1, tmp_path / "certs" / "ca.pem")  # it waits
-        code = server.wait(3 * PATIENCE_S)
+        code = server.wait(RUN_S)
     finally:
         server.kill()
         server.wait()

@@ -31,6 +31,20 @@ def round_record(round: int = 1, selected: Sequence[int] = (0, 1), **values: Any
     return RoundRecord(round=round, results=results, **whole)
 
 
+def half_failed(round: int = 1, **changes: Any) -> RoundRecord:
+    """Make the record of a round of 1.5 s in which arm a did as asked and arm c was too late."""
+    values: dict[str, Any] = {
+        "time_s": 1.5,
+        "round_s": 1.5,
+        "selected": [0, 2],
+        "rtt_s": [1.5, None],
+        "reason": [None, "timeout"],
+        "compute_s": [1.0, None],
+        "link_s": [0.5, None],
+    }
+    return round_record(round, **{**values, **changes})
+
+
 def small_model(value: float = 0.0) -> ArrayRecord:
     """Make a model of one array, ``w``, of two equal values."""
     return ArrayRecord({"w": Array(np.full(2, value, dtype=np.float32))})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_S = 120.0  # for what takes milliseconds, or a start of Python: guards against hangs only
+RUN_S = 600.0  # for a whole run of a small fleet, likewise
 
 T = TypeVar("T")
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import resource
 import struct
 import threading
 import time
@@ -21,12 +19,9 @@ import grpc
 import numpy as np
 import pytest
 from apps import echo_app
-from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.app.message.message import make_message
-from flwr.app.metadata import Metadata
-from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from hostile import peak_mb, proto_field
 from raw_client import RawClient
 from waiting import PATIENCE_S, until
 
@@ -37,28 +32,14 @@ import flower_scheduling.server.transport.servicer
 from flower_scheduling.client.stream import StreamClient
 from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.client.wire.arrays import decode_array, read_message
-from flower_scheduling.errors import ConfigError, InvalidReplyError
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import StreamGrid
 from flower_scheduling.server.transport.messages import UNREADABLE
 from flower_scheduling.strategies.flower import (
     Exchange,
-    RateLimitedLog,
     RoundRecord,
     ScheduledStrategy,
 )
-from flower_scheduling.strategies.flower.replies import (
-    BAD_WEIGHT,
-    NOT_FINITE,
-    TOO_LARGE,
-    WRONG_ARRAYS,
-    WRONG_RECORDS,
-    ArraySpec,
-    ReplyChecker,
-    error_text,
-)
-from flower_scheduling.strategies.flower.schema_vote import SchemaVote
 
 LONG_S = 300.0
 CHUNK = chunks.CHUNK_BYTES
@@ -121,10 +102,6 @@ def prefix(kind: wire.Kind, header_bytes: int, payload_bytes: int) -> bytes:
 def reply_head(message_id: str, payload_bytes: int) -> bytes:
     header = json.dumps({"message_id": message_id}).encode()
     return prefix(wire.Kind.REPLY, len(header), payload_bytes) + header
-
-
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 # --- before the hello -----------------------------------------------------------------------------
@@ -417,23 +394,6 @@ def test_clients_that_only_connect_hold_nobody_up(town: Town) -> None:
 # --- the log --------------------------------------------------------------------------------------
 
 
-def test_same_warning_comes_once_a_minute_with_a_count(said: list[str]) -> None:
-    now = [0.0]
-    warnings = RateLimitedLog(lambda: now[0])
-    for i in range(100):
-        warnings.log("refused", "a", f"refused a, {i}")
-        warnings.log("refused", f"made-up-{i}", f"refused {i}")
-    assert len(said) == 20
-    assert said[:2] == ["refused a, 0", "refused 0"]
-    now[0] = 60.0
-    warnings.flush_suppressed()
-    assert said[-1] == "refused: 180 more in a minute were not logged"
-    warnings.log("refused", "a", "refused a again")
-    assert said[-1] == "refused a again"
-    warnings.flush_suppressed(all_kinds=True)
-    assert len(said) == 22, "nothing was withheld"
-
-
 def test_client_that_comes_and_goes_all_the_time_does_not_fill_the_log(
     town: Town, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,52 +425,6 @@ def test_refusals_are_logged_once(town: Town, said: list[str]) -> None:
 # --- replies --------------------------------------------------------------------------------------
 
 
-def field(number: int, body: bytes) -> bytes:
-    size, text = len(body), b""
-    while size > 127:
-        text += bytes([size & 127 | 128])
-        size >>= 7
-    return bytes([number << 3 | 2]) + text + bytes([size]) + body
-
-
-EMPTY = b"\x0a\x00" * 2**20
-BOMBS = {
-    "records": field(2, EMPTY),
-    "arrays": field(2, field(1, field(2, EMPTY))),
-    "shape": field(2, field(1, field(2, field(1, field(2, field(2, b"\x01" * 2**20)))))),
-    "metrics": field(2, field(1, field(3, EMPTY))),
-    "list": field(2, field(1, field(3, field(1, field(2, field(22, field(1, b"\1" * 2**20))))))),
-    "truncated": field(2, EMPTY)[:-1],
-    "endless number": b"\xff" * 2**17,
-}
-
-
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_message_that_would_unfold_is_refused_in_time_and_memory(bomb: str) -> None:
-    before, begin = peak_mb(), time.thread_time()
-    with pytest.raises(ValueError, match=r"parts|protobuf"):
-        read_message(BOMBS[bomb])
-    assert time.thread_time() - begin < 1.0
-    assert peak_mb() - before < 10
-
-
-def test_honest_message_of_many_parts_is_read() -> None:
-    arrays = ArrayRecord({f"layer-{i}": Array(np.zeros(100, "f4")) for i in range(3000)})
-    metrics = MetricRecord({"losses": [0.5] * 50_000, "counts": [1] * 50_000})
-    content = RecordDict({"arrays": arrays, "metrics": metrics})
-    metadata = Metadata(1, "m", 1, 7, "", "", 0.0, 60.0, "train")
-    data = message_to_proto(make_message(metadata, content)).SerializeToString()
-    again = read_message(data)
-    assert list(again.content["arrays"]) == list(arrays)
-    assert again.content["metrics"] == metrics
-
-
-@pytest.mark.parametrize("deep", [b"\x0b" * 100_000, b"\x12\x80\x80\x04" * 500])
-def test_deep_nesting_is_refused(deep: bytes) -> None:
-    with pytest.raises(Exception, match=r"."):
-        read_message(deep)
-
-
 def test_unreadable_reply_is_one_short_line(town: Town) -> None:
     client = town.client("liar")
     results: list[Exchange] = []
@@ -518,193 +432,14 @@ def test_unreadable_reply_is_one_short_line(town: Town) -> None:
     thread.start()
     work = client.read()
     assert isinstance(work, wire.Work)
-    client.send(wire.encode(wire.Reply(work.message_id), field(2, field(1, field(1, b"\n" * 500)))))
+    client.send(
+        wire.encode(
+            wire.Reply(work.message_id), proto_field(2, proto_field(1, proto_field(1, b"\n" * 500)))
+        )
+    )
     thread.join()
     failure = str(results[0].failure)
     assert failure.startswith(UNREADABLE)
     assert failure.isprintable()
     assert len(failure) < 250
     assert town.works()
-
-
-def npy(header: str, data: bytes = b"") -> Array:
-    text = header.encode("latin1") + b"\n"
-    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
-    return Array("float32", (2,), "numpy.ndarray", content)
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        "{'descr':'<f4','fortran_order':False,'shape':(True,)}",
-        "{'descr':'<f4','fortran_order':False,'shape':(-1,-1)}",
-        f"{{'descr':'<f4','fortran_order':False,'shape':(0,{10**30})}}",
-        f"{{'descr':'<f4','fortran_order':False,'shape':{(1,) * 70}}}",
-        "{'descr':'V0','fortran_order':False,'shape':(3,)}",
-        "{'descr':'|O','fortran_order':False,'shape':(1,)}",
-        "{'descr':" + "(" * 5000 + "}",
-        "{'descr':'<f4','fortran_order':False,'shape':(999999999999,)}",
-        "-" * 60_000,
-    ],
-)
-def test_array_whose_header_lies_cannot_be_read(header: str) -> None:
-    before = peak_mb()
-    for data in (b"", bytes(4)):
-        with pytest.raises(ValueError, match=r"."):
-            decode_array(npy(header, data))
-    assert peak_mb() - before < 10
-
-
-SPECS = {"w": ArraySpec((2,), np.dtype(np.float32))}
-
-
-def update(values: Any = (1.0, 2.0), dtype: str = "f4", key: str = "w", **metrics: Any) -> Message:
-    arrays = ArrayRecord({key: Array(np.array(values, dtype=dtype))})
-    content = RecordDict(
-        {"arrays": arrays, "metrics": MetricRecord({"num-examples": 1, **metrics})}
-    )
-    return make_message(Metadata(1, "m", 1, 7, "r", "", 0.0, 60.0, "train"), content)
-
-
-def refusal(message: Message, model: ArrayRecord | None = None, **settings: Any) -> str:
-    with pytest.raises(InvalidReplyError) as caught:
-        ReplyChecker("num-examples", **settings).read(message, SPECS, model)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype", "reason"),
-    [
-        ((math.nan, 0), "f4", f"{NOT_FINITE}: array 'w'"),
-        ((0, -math.inf), "f4", f"{NOT_FINITE}: array 'w'"),
-        ((0, 1e300), "f8", f"{TOO_LARGE}: array 'w' has a value of 1e+300, at most 1e+15"),
-        ((0, -3e38), "f4", f"{TOO_LARGE}: array 'w' has a value of 3e+38, at most 1e+15"),
-        ((0, math.inf), "g", f"{NOT_FINITE}: array 'w'"),
-        ((0, 0, 0), "f4", f"{WRONG_ARRAYS}: 'w' has shape (3,), not (2,)"),
-        ((0, 0), "c8", f"{WRONG_ARRAYS}: 'w' has dtype complex64, not float32"),
-        ((0, 0), "m8[s]", f"{WRONG_ARRAYS}: 'w' has dtype timedelta64[s], not float32"),
-        (("", ""), "U1", f"{WRONG_ARRAYS}: 'w' has dtype <U1, not float32"),
-    ],
-)
-def test_values_that_spoil_a_model_are_refused(values: Any, dtype: str, reason: str) -> None:
-    assert refusal(update(values, dtype)) == reason
-
-
-def test_value_that_fits_the_reply_but_not_the_model_is_refused() -> None:
-    specs = {"w": ArraySpec((2,), np.dtype(np.float16))}
-    with pytest.raises(
-        InvalidReplyError, match=r"too large: .* value of 7e\+04, at most 6.55e\+04"
-    ):
-        ReplyChecker("num-examples").read(update((0, 7e4)), specs)
-
-
-@pytest.mark.parametrize(
-    ("weight", "reason"),
-    [
-        (1e18, "metric 'num-examples' is 1e+18, at most 1e+09 is believed"),
-        (1e300, "metric 'num-examples' is 1e+300, at most 1e+09 is believed"),
-        (2**62, f"metric 'num-examples' is {2**62}, at most 1e+09 is believed"),
-        (-1, "metric 'num-examples' is -1, not a number above 0"),
-        (0.0, "metric 'num-examples' is 0.0, not a number above 0"),
-        ([1] * 5000, "metric 'num-examples' is a list of 5000, not a number above 0"),
-    ],
-)
-def test_absurd_number_of_examples_is_refused(weight: Any, reason: str) -> None:
-    assert refusal(update(**{"num-examples": weight})) == f"{BAD_WEIGHT}: {reason}"
-
-
-@pytest.mark.parametrize("weight", [math.nan, math.inf, -math.inf, 10**400])
-def test_number_of_examples_that_is_none_is_refused(weight: float) -> None:
-    assert refusal(update(**{"num-examples": weight})).startswith(NOT_FINITE)
-
-
-def test_bound_on_the_number_of_examples_can_be_set() -> None:
-    checker = ReplyChecker("num-examples", max_num_examples=50)
-    assert checker.read(update(**{"num-examples": 50}), SPECS).num_examples == 50.0
-    assert refusal(update(**{"num-examples": 51}), max_num_examples=50).startswith(BAD_WEIGHT)
-
-
-def test_update_beyond_the_norm_is_refused() -> None:
-    model = ArrayRecord({"w": Array(np.array([100.0, 100.0], "f4"))})
-    checker = ReplyChecker("num-examples", max_update_norm=5.0)
-    assert checker.read(update((103.0, 104.0)), SPECS, model)
-    reason = refusal(update((103.0, 104.1)), model, max_update_norm=5.0)
-    assert reason == f"{TOO_LARGE}: the update's norm is 5.08, at most 5"
-    assert refusal(update((3.0, 4.1)), max_update_norm=5.0).startswith(TOO_LARGE)
-    assert ReplyChecker("num-examples").read(update((1e6, 1e6)), SPECS, model), "off by default"
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_num_examples": 0},
-        {"max_num_examples": math.nan},
-        {"max_update_norm": 0.0},
-        {"max_update_norm": -1.0},
-        {"max_update_norm": math.nan},
-        {"max_update_norm": 1.0, "fixed_shapes": False},
-    ],
-)
-def test_limits_that_are_none_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="above 0"):
-        ReplyChecker("num-examples", **settings)
-
-
-def test_odd_and_many_names_are_told_in_one_short_line() -> None:
-    odd = update(key="x\n\x1b[2J" + "y" * 1000)
-    assert refusal(odd).startswith(f"{WRONG_ARRAYS}: keys ['x\\n\\x1b[2J")
-    many = ArrayRecord({str(i): Array(np.zeros(1, "f4")) for i in range(5000)})
-    metrics = MetricRecord({"num-examples": 1})
-    message = make_message(
-        Metadata(1, "m", 1, 7, "r", "", 0.0, 60.0, "train"),
-        RecordDict({"arrays": many, "metrics": metrics}),
-    )
-    assert refusal(message) == f"{WRONG_ARRAYS}: keys 5000 of them instead of ['w']"
-    crowded = update(**{str(i): 1.0 for i in range(1000)})
-    assert refusal(crowded) == f"{WRONG_RECORDS}: 1001 metrics, 1000 at most"
-
-
-def test_metric_lists_of_other_lengths_are_other_names() -> None:
-    checker = ReplyChecker("num-examples")
-    honest = [checker.read(update(losses=[1.0, 2.0]), SPECS) for _ in range(3)]
-    odd = [
-        checker.read(update(losses=[1.0]), SPECS),
-        checker.read(update(losses=1.0), SPECS),
-        checker.read(update(**{"2:losses": 1.0}), SPECS),
-    ]
-    signatures = {arm: update.signature for arm, update in enumerate([*odd, *honest])}
-    assert SchemaVote().agree(signatures) == {3, 4, 5}
-
-
-def test_one_client_cannot_make_its_names_those_of_all() -> None:
-    plain = ("arrays", "metrics", frozenset({":num-examples"}))
-    odd = ("arrays", "metrics", frozenset({":num-examples", ":zzz"}))
-    vote = SchemaVote()
-    for _ in range(1000):
-        assert vote.agree({0: odd}) == {0}, "alone it is right"
-    assert vote.agree({0: odd, 1: plain}) == {0}, "one against one: the first"
-    assert vote.agree({0: odd, 2: plain}) == {2}, "two against one, though one of them is away"
-    assert vote.agree({0: odd, 1: plain}) == {1}
-    again = SchemaVote()
-    again.load_state(json.loads(json.dumps(vote.state())))
-    assert again.agree({0: odd, 1: plain}) == {1}
-    assert vote.agree({}) == set()
-
-
-@pytest.mark.parametrize(
-    ("reason", "text"),
-    [
-        ("\x1b[2Jgone", "?[2Jgone"),
-        ("Traceback (most recent call last):\n" + "  x\n" * 10**6 + "E: y", "E: y"),
-        ("a" * 10**6, "a" * 200),
-        ("\n" * 10**6 + "late", "no reason given, code 3"),
-        ("a‮b\x00c", "a?b?c"),
-    ],
-)
-def test_reason_of_an_error_is_one_printable_line(reason: str, text: str) -> None:
-    proto = ProtoMessage()
-    proto.metadata.message_type = "train"
-    proto.metadata.ttl = 1.0
-    proto.error.code = 3
-    proto.error.reason = reason
-    assert error_text(read_message(proto.SerializeToString())) == text

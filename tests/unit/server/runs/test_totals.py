@@ -1,0 +1,71 @@
+"""Totals of a run: its summary by hand, and the deadline that it suggests."""
+
+from __future__ import annotations
+
+import pytest
+from factories import half_failed, three_arms
+
+from flower_scheduling.server.runs.totals import RunTotals
+
+
+def test_summary_by_hand() -> None:
+    totals = RunTotals(target_accuracy=0.8)
+    totals.count(half_failed(accuracy=0.5, loss=2.0))
+    totals.count(
+        half_failed(
+            round=2,
+            time_s=4.0,
+            selected=[0, 1],
+            rtt_s=[2.5, 0.5],
+            reason=[None, None],
+            accuracy=0.9,
+            loss=1.0,
+        )
+    )
+    totals.count(
+        half_failed(
+            round=3, time_s=9.0, stepped=False, reason=["client error: code 2, x", "timeout"]
+        )
+    )
+    summary = totals.summary(three_arms(), [0.5, 0.25, 0.0], tau_max_s=5.0)
+    assert (summary["rounds"], summary["time_s"]) == (3, 9.0)
+    assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.9, 0.9, 1.0)
+    assert (summary["target_round"], summary["target_time_s"]) == (2, 4.0)
+    assert summary["rounds_without_step"] == 1
+    assert summary["failures"] == 3
+    assert summary["failure_reasons"] == {"timeout": 2, "client error": 1}
+    a, b, c = summary["arms"]
+    assert a == {
+        "index": 0,
+        "name": "a",
+        "num_examples": 10,
+        "floor": 0.5,
+        "share": 1.0,
+        "mean_rtt_s": 2.0,
+        "failures": 1,
+    }
+    assert (b["share"], b["mean_rtt_s"]) == (pytest.approx(1 / 3), 0.5)
+    assert (c["share"], c["mean_rtt_s"], c["failures"]) == (pytest.approx(2 / 3), None, 2)
+    assert summary["suggested_tau_max_s"] == 10.0, "half of the answers are cut off: allow more"
+
+
+def test_deadline_far_above_the_answers_is_suggested_down() -> None:
+    totals = RunTotals()
+    for t in range(200):
+        totals.count(half_failed(round=t + 1, selected=[0], rtt_s=[0.2], reason=[None]))
+    summary = totals.summary(three_arms(), None, tau_max_s=5.0)
+    assert summary["suggested_tau_max_s"] == pytest.approx(0.3, rel=0.01)
+    empty = RunTotals().summary(three_arms(), None, tau_max_s=5.0)
+    assert empty["suggested_tau_max_s"] is None
+
+
+def test_only_answers_that_were_late_raise_the_suggested_deadline() -> None:
+    def suggested(reason: str) -> float:
+        totals = RunTotals()
+        for number in range(1, 11):
+            totals.count(half_failed(round=number, rtt_s=[1.0, None], reason=[None, reason]))
+        return float(totals.summary(three_arms(), None, tau_max_s=4.0)["suggested_tau_max_s"])
+
+    assert suggested("client error: ValueError: no") == 1.5
+    assert suggested("connection lost") == 1.5
+    assert suggested("timeout") == 8.0

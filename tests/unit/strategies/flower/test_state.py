@@ -1,0 +1,50 @@
+"""The state of wrapped strategies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+)
+
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.server.settings.aggregation import AGGREGATIONS, build_aggregation
+from flower_scheduling.strategies.flower.state import load_strategy_state, strategy_state
+
+
+def test_momentum_and_the_like_are_saved_whatever_is_wrapped() -> None:
+    options = {"qfedavg": "client-learning-rate=0.1"}
+    for name in AGGREGATIONS:
+        strategy_state(build_aggregation(name, options.get(name, "")))
+
+    old = FedAdam(eta=0.5)
+    old.current_arrays = {"w": np.ones(2, dtype=np.float32)}
+    old.m_t, old.v_t = {"w": np.full(2, 0.25)}, {"w": np.full(2, 0.5)}
+    wrapped = DifferentialPrivacyServerSideAdaptiveClipping(old, 0.1, 5)
+    wrapped.clipping_norm = 0.7
+    new = DifferentialPrivacyServerSideAdaptiveClipping(FedAdam(eta=0.5), 0.1, 5)
+    load_strategy_state(new, strategy_state(wrapped))
+    assert new.clipping_norm == 0.7
+    inner = new.strategy
+    assert isinstance(inner, FedAdam)
+    assert inner.m_t is not None
+    assert inner.m_t["w"].tolist() == [0.25, 0.25]
+    momentum = FedAvgM()
+    momentum.current_arrays = ArrayRecord({"w": Array(np.ones(2))})
+    again = FedAvgM()
+    load_strategy_state(again, strategy_state(momentum))
+    assert again.current_arrays == momentum.current_arrays
+    with pytest.raises(ConfigError, match="as it was saved"):
+        load_strategy_state(FedAvg(), strategy_state(FedAdam()))
+
+
+def test_what_cannot_be_saved_is_named() -> None:
+    strategy = FedAvg()
+    strategy.secret = [1, {"a": object()}]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"FedAvg.secret\[1\]\['a'\] = 'a object'"):
+        strategy_state(strategy)
