@@ -82,7 +82,7 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
     if line["round"] != number:
         raise ValueError(f"it is of round {line['round']}")
     count = len(line["selected"])
-    if any(len(line[key]) != count for key in _COLUMNS):
+    if any(len(line[key]) != count for key in _COLUMNS if key in line):
         raise ValueError("its lists are not equally long")
     if any(ok and rtt is None for ok, rtt in zip(line["completed"], line["rtt_s"], strict=True)):
         raise ValueError("a client completed without a round-trip time")
@@ -123,7 +123,8 @@ def record_of(line: Mapping[str, Any], names: Sequence[str]) -> RoundRecord:
     selected = line["selected"]
     if max(selected, default=-1) >= len(names):
         raise ValueError("it has an arm without a name")
-    columns = [f.name for f in fields(ArmResult) if f.name in _COLUMNS]
+    # A column that the line's version did not have keeps its default.
+    columns = [f.name for f in fields(ArmResult) if f.name in _COLUMNS and f.name in line]
     results = [
         ArmResult(arm, names[arm], **{name: line[name][place] for name in columns})
         for place, arm in enumerate(selected)

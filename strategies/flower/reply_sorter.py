@@ -72,7 +72,17 @@ class ReplySorter:
                 why = why[:_MAX_REASON_LENGTH]
                 self._log_failure("no update", arm, why)
             name = self._table.arms[arm].name
-            results.append(ArmResult(arm, name, by_arm[arm].rtt_s, why, *timing[arm]))
+            compute_s, link_s = timing[arm]
+            results.append(
+                ArmResult(
+                    arm=arm,
+                    name=name,
+                    rtt_s=by_arm[arm].rtt_s,
+                    reason=why,
+                    compute_s=compute_s,
+                    link_s=link_s,
+                )
+            )
         return results, updates
 
     def evaluation(self, exchanges: Iterable[Exchange]) -> list[Message]:
