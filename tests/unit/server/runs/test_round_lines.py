@@ -1,4 +1,4 @@
-"""Lines of rounds.jsonl: what is written is read back, also by versions that know another column."""
+"""Lines of rounds.jsonl: what is written is read back, also without a column of later versions."""
 
 from __future__ import annotations
 
