@@ -18,6 +18,7 @@
      ├── TrainingDivergedError (ArithmeticError)  the local loss is no longer finite
      ├── MissingExtraError (ImportError)       an optional part is not installed
      ├── TrackerError (RuntimeError)           a tracker cannot be used
+     ├── ServerAppError (ChildProcessError)    the ServerApp of a fleet failed
      └── SuperLinkError (ChildProcessError)    Flower's runtime or the app on it failed
 """
 
@@ -166,6 +167,12 @@ class MissingExtraError(SchedulingError, ImportError):
 
 class TrackerError(SchedulingError, RuntimeError):
     """A tracker cannot be used, and trying again is of no use."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class ServerAppError(SchedulingError, ChildProcessError):
+    """The ServerApp of a fleet failed, or no round of its run changed the model."""
 
     exit_code: ClassVar[int] = EXIT_FAILED
 

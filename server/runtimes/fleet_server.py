@@ -14,7 +14,7 @@ from flwr.serverapp import ServerApp
 
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
 from flower_scheduling.client.wire.credentials import server_credentials
-from flower_scheduling.errors import ConfigError
+from flower_scheduling.errors import ConfigError, ServerAppError
 from flower_scheduling.extras import require_extra
 from flower_scheduling.loading import load_object
 from flower_scheduling.strategies.flower import LOGGER, RoundHook
@@ -54,7 +54,7 @@ def run_fleet(
     ------
     ConfigError, ClientConfigError
         If a setting or a file is wrong, or the address cannot be had.
-    AppFailed
+    ServerAppError
         If the ServerApp raised, or no round changed the model.
     KeyboardInterrupt
         If stopped by a signal, after everything was written and the clients got a goodbye.
@@ -104,7 +104,7 @@ def run_fleet(
         with page_process(Path(config.run_dir), config.page), stoppable():
             _run_app(server_app, config.app, grid, context)
     if outcome.no_step:
-        raise AppFailed("no round has changed the model: see the reasons in the log")
+        raise ServerAppError("no round has changed the model: see the reasons in the log")
 
 
 class _Outcome(RoundCallback):
@@ -132,7 +132,7 @@ def _run_app(server_app: ServerApp, path: str, grid: StreamGrid, context: Contex
         if not path:
             raise
         LOGGER.error("the ServerApp failed", exc_info=error)
-        raise AppFailed(f"{path} raised {type(error).__name__}: {error}") from None
+        raise ServerAppError(f"{path} raised {type(error).__name__}: {error}") from None
 
 
 @contextmanager
@@ -147,10 +147,6 @@ def _metrics(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Iterato
         host = address.rpartition(":")[0]
         LOGGER.info("metrics at http://%s:%d/metrics", host, metrics.port)
         yield
-
-
-class AppFailed(ChildProcessError):
-    """The ServerApp failed; the text is one line."""
 
 
 def app_config(folder: Path) -> UserConfig:
