@@ -38,7 +38,7 @@ _SERVER_USAGES: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CL
 
 @dataclass(frozen=True, slots=True)
 class CertificateFolder:
-    """Where the certificates of a fleet lie.
+    """The folder of a fleet's certificates.
 
     ``ca.pem`` and ``server.pem`` go to the server with ``server.key``; ``ca.pem`` and
     ``clients/NAME.pem`` go to each client with ``clients/NAME.key``. ``ca.key`` signs:

@@ -54,7 +54,7 @@ _LOG_AGAIN_S: Final = 3600.0  # and in which time [s]
 
 @dataclass(frozen=True, order=True)
 class Alarm:
-    """One thing to look at.
+    """An alarm: one thing to look at.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class _WindowRound(NamedTuple):
 
 
 class Alarms:
-    """Judges the rounds of a run; memory does not grow with them.
+    """The rules of all alarms, applied to each round; memory does not grow with the rounds.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ class Alarms:
 
 
 class AlarmLog(RoundCallback):
-    """Logs which alarms begin and end.
+    """A callback that logs which alarms begin and end.
 
     Attributes
     ----------

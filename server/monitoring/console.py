@@ -16,7 +16,7 @@ _QUIET_S: Final = 10.0  # longest time without a line, while rounds end
 
 
 class ConsoleLog(RoundCallback):
-    """Logs the first round, evaluated ones, and others when ten seconds have passed without one."""
+    """A callback that logs the first round, evaluated ones, and else one every ten seconds."""
 
     def __init__(self) -> None:
         self._logged_s = -math.inf

@@ -19,7 +19,7 @@ _INTERVAL_S: Final = 1.0
 
 
 class LiveFile(RoundCallback):
-    """Keeps ``live.json`` up to date while a run goes, by a thread of its own.
+    """A callback that keeps ``live.json`` up to date during a run, by a thread of its own.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ _MAX_ROWS: Final = 40  # arms in the table for people; ``--json`` has them all
 
 
 class ServerStatus(RoundCallback):
-    """Follows a run and the connections of its clients; any thread may read it.
+    """The status of a run and of its clients' connections; any thread may read it.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ _ROUNDING: Final = 1e-6  # relative difference of scores that recording them may
 
 
 class RunView:
-    """Follow a run directory, running or finished; nothing in it is ever written or locked.
+    """A reader that follows a run directory; nothing in it is ever written or locked.
 
     Parameters
     ----------

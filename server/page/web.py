@@ -185,7 +185,7 @@ class _Answers:
 
 
 class _SecurityHeaders:
-    """Add the headers that keep foreign content out."""
+    """Middleware: headers that keep foreign content out."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -201,7 +201,7 @@ class _SecurityHeaders:
 
 
 class _TokenGate:
-    """Let visitors in by the token: from the address once, from a cookie afterwards."""
+    """Middleware: visitors need the token, from the address once, from a cookie afterwards."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

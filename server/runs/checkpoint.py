@@ -32,7 +32,7 @@ _SUFFIX: Final = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was saved after a round.
+    """A checkpoint: the state that was saved after a round.
 
     Attributes
     ----------

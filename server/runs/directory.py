@@ -211,7 +211,7 @@ def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
 
 
 class RunDirectory:
-    """Write a run's settings, rounds, arms, models and summary.
+    """The folder of a run, open for writing: settings, rounds, arms, models and summary.
 
     A reader sees files as a whole or not at all, and in ``rounds.jsonl`` whole lines but for the
     last, which counts once its line feed is there.

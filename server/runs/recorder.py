@@ -13,7 +13,7 @@ from ..callbacks import RoundCallback, Run, RunEnd
 
 
 class RunRecorder(RoundCallback):
-    """Writes rounds, arms, models and summary, and counts in the totals what was written.
+    """A callback that writes rounds, arms, models and summary, and counts what was written.
 
     To be the innermost callback: the others see each round in totals and run directory.
     """

@@ -60,7 +60,7 @@ class StatefulGrid(Protocol):
 
 
 class Checkpointer(RoundCallback):
-    """Saves everything that the next round depends on, every ``checkpoint-every`` rounds.
+    """A callback that saves everything that the next round depends on, every few rounds.
 
     Checkpoints go to the folder :data:`FOLDER` of the run directory.
     """

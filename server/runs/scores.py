@@ -30,7 +30,7 @@ AVAILABLE, _TIE, _OWED = "available", "tie-break", "owed"
 
 @dataclass(frozen=True)
 class Scores:
-    """What was recorded of one selection.
+    """The recorded scores of one selection.
 
     Attributes
     ----------

@@ -108,7 +108,7 @@ def run_fleet(
 
 
 class _Outcome(RoundCallback):
-    """Keeps whether a run went through rounds none of which changed the model."""
+    """A callback that keeps whether a run had rounds and none of them changed the model."""
 
     no_step = False
 

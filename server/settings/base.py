@@ -21,7 +21,7 @@ def setting(default: Any, help_text: str, **bounds: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What command lines and tables show of a field."""
+    """A setting as command lines and tables show it."""
 
     name: str
     kind: type[int | float | bool | str]

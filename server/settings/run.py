@@ -24,7 +24,7 @@ LONGEST_WAIT_S: Final = 7 * 86400.0
 
 
 class ServerConfig(Settings):
-    """What to schedule, how to train, when to stop. Each field is a flag and a TOML key."""
+    """The settings of a run; each field is a flag and a TOML key."""
 
     strategy: str = setting("cs-ucb-q-adaptive", "Scheduling policy.")
     num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)

@@ -18,7 +18,7 @@ from .tracker_thread import TrackerThread, log_dropped
 
 
 class Trackers(RoundCallback):
-    """The trackers of a run. Nothing here raises.
+    """A callback for the trackers of a run. Nothing here raises.
 
     Parameters
     ----------

@@ -116,7 +116,7 @@ class TrackedRun:
 
 
 class Tracker(ABC):
-    """Reports a run to one library.
+    """A report of a run to one library.
 
     It is made in the main thread, which may take the time of the imports; everything else is
     called in one thread, one after the other. Whatever it raises does not reach the run.

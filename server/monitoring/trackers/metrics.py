@@ -46,7 +46,7 @@ Floats = Sequence[float] | None
 
 
 class RoundMetrics:
-    """Turns records into metrics; what is unknown or not finite is left out.
+    """A function from records to metrics; what is unknown or not finite is left out.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class MlflowTracker(Tracker):
-    """Reports to ``MLFLOW_TRACKING_URI``, or else to a database in ``mlflow`` in the run directory.
+    """A tracker for ``MLFLOW_TRACKING_URI``, or else a database in ``mlflow`` in the run directory.
 
     Rounds carry the time of the run's own clock. So rounds that a resumed simulation repeats are
     equal to what is there already, and MLflow keeps one of them.

@@ -13,7 +13,7 @@ from .base import RoundPoint, TrackedRun, Tracker
 
 
 class TensorBoardTracker(Tracker):
-    """Writes event files to ``tensorboard`` in the run directory."""
+    """A tracker that writes event files to ``tensorboard`` in the run directory."""
 
     package = "tensorboard"
 

@@ -14,7 +14,7 @@ from .base import DRAIN_S, RoundPoint, TrackedRun, Tracker
 
 
 class WandbTracker(Tracker):
-    """Reports to Weights & Biases by its own environment variables, ``WANDB_MODE`` and others.
+    """A tracker for Weights & Biases by its own environment variables, ``WANDB_MODE`` and others.
 
     Files go to ``wandb`` in the run directory; code, console output and Git are left alone.
     """
