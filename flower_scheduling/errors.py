@@ -39,6 +39,7 @@ EXIT_INTERRUPTED: Final = 130
 
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
+_LONGEST_LINE: Final = 1500
 
 
 class SchedulingError(Exception):
@@ -69,9 +70,8 @@ class ConfigError(SchedulingError, ValueError):
     """
 
     def __init__(self, key: str, value: object, message: str, hint: str = "") -> None:
-        shown = " ".join(_REPR.repr(value).split())  # arrays print on several lines
-        name = key if key.isprintable() else repr(key)  # keys of files and of the network too
-        super().__init__(f"{name} = {shown}: {message}" + (f" ({hint})" if hint else ""))
+        text = f"{key} = {_REPR.repr(value)}: {message}" + (f" ({hint})" if hint else "")
+        super().__init__(one_line(text))  # arrays print on several lines; keys come from files too
         self.key = key
         self.value = value
         self.message = message
@@ -183,9 +183,22 @@ class SuperLinkError(SchedulingError, ChildProcessError):
     exit_code: ClassVar[int] = EXIT_FAILED
 
 
+def one_line(text: str) -> str:
+    """Return a text from anywhere as one printable line; of a very long one the middle is left out.
+
+    >>> one_line("no module\\n called \\x00")
+    'no module called \\\\x00'
+    """
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
+
+
 def fail(text: str, code: int) -> int:
     """Print an error as one line on standard error; return the exit code, to be passed on."""
-    print("error: " + " ".join(text.split()), file=sys.stderr)
+    print("error: " + one_line(text), file=sys.stderr)
     return code
 
 

@@ -42,7 +42,7 @@ def load_object(path: str, kind: type[Any], key: str) -> Any:
     except AttributeError:
         raise ConfigError(key, path, f"{module_name} has no {attribute}") from None
     except Exception as error:  # whatever a user's module raises
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = f"{type(error).__name__}: {error}"
         raise ConfigError(key, path, f"cannot be imported: {reason}") from error
     if not isinstance(found, kind):
         raise ConfigError(key, path, f"must be a {kind.__name__}, not a {type(found).__name__}")
