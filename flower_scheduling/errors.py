@@ -184,11 +184,7 @@ class SuperLinkError(SchedulingError, ChildProcessError):
 
 
 def one_line(text: str) -> str:
-    """Return a text from anywhere as one printable line; of a very long one the middle is left out.
-
-    >>> one_line("no module\\n called \\x00")
-    'no module called \\\\x00'
-    """
+    """Return a text from anywhere as one printable line; a very long one loses its middle."""
     line = " ".join(text.split())
     if not line.isprintable():
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
