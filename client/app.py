@@ -93,7 +93,9 @@ def _train(message: Message, context: Context) -> Message:
     client = _local_client(ClientSettings.from_context(context))
     node, run, model = client.settings.node, client.settings.run, client.model
     arrays = _record(message, protocol.ARRAYS, ArrayRecord)
-    request = TrainRequest.from_config(_record(message, protocol.CONFIG, ConfigRecord))
+    config = dict(_record(message, protocol.CONFIG, ConfigRecord))
+    config.update(message.content.config_records.get(protocol.REQUEST, {}))
+    request = TrainRequest.from_config(config)
     metrics = MetricRecord({protocol.NUM_EXAMPLES: len(client.labels)})
 
     with client.lock:

@@ -8,7 +8,8 @@
      ├── ClientConfigError (ValueError)        a client was set up wrongly
      ├── UnknownPolicyError (KeyError)         no policy of that name
      ├── RoundOrderError                       a round was asked or told out of order
-     ├── ArrayError (ValueError)               an array of the wrong shape or content
+     ├── TooFewClientsError                    a strategy waits for more clients than it can get
+ ├── ArrayError (ValueError)               an array of the wrong shape or content
      ├── WireError (ValueError)                a frame is not what the protocol says
      ├── InvalidReplyError                     a reply must not enter the model
      ├── ConnectionRefused                     the server does not take this client
@@ -94,6 +95,10 @@ class UnknownPolicyError(SchedulingError, KeyError):
 
 class RoundOrderError(SchedulingError):
     """A round was asked or told out of order, or told twice."""
+
+
+class TooFewClientsError(SchedulingError):
+    """A wrapped strategy waits for more clients than were selected for it."""
 
 
 class ArrayError(SchedulingError, ValueError):

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, ScheduledStrategy, TimedExchange
+from flower_scheduling.strategies.flower.client_evaluation import SELECTED
 
 from .callbacks import RoundCallback, Run, following
 from .monitoring.alarms import AlarmLog
@@ -55,6 +56,7 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
         wait_s=config.wait_s,
         eval_every=config.eval_every,
         client_eval_every=config.client_eval_every,
+        client_eval_on=SELECTED,
         max_update_norm=config.max_update_norm or None,
         explain=config.explain and bool(config.run_dir),
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,

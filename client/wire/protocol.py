@@ -10,6 +10,8 @@ METRICS: Final = "metrics"  # the one MetricRecord of a reply (Flower's default)
 CONFIG: Final = "config"  # ConfigRecord of a request (Flower's default)
 # A client's own timings. A ConfigRecord: Flower requires exactly one MetricRecord in a reply.
 TIMING: Final = "timing"
+# ConfigRecord of what the scheduler asks in a request, apart from CONFIG, whose keys are the app's.
+REQUEST: Final = "scheduling"
 CLIENT_INFO: Final = "client-info"  # ConfigRecord in the reply to a query
 
 # Keys of METRICS.
@@ -23,6 +25,8 @@ EVAL_ACCURACY: Final = "eval-accuracy"  # float in [0, 1], in replies to evaluat
 # Keys of CONFIG.
 SERVER_ROUND: Final = "server-round"  # int, number of the round, set by Flower's strategies
 PROXIMAL_MU: Final = "proximal-mu"  # float, weight of the proximal term, set by Flower's FedProx
+
+# Keys of REQUEST.
 REPORT: Final = "report"  # str, further metrics that the server asks for, space separated
 
 # Keys of TIMING.

@@ -102,8 +102,8 @@ class ArmDiscovery:
         if not arm.named and isinstance(name, str) and name.isprintable() and name.strip():
             arm.name = name.strip()[:_MAX_NAME_LENGTH]
         size = info.get(NUM_EXAMPLES)
-        if type(size) is int and 0 < size <= DEFAULT_MAX_NUM_EXAMPLES:
-            arm.num_examples = size
+        if type(size) is int and 0 <= size <= DEFAULT_MAX_NUM_EXAMPLES:
+            arm.num_examples, arm.sized = size, True
         counts = info.get(LABEL_COUNTS)
         if (
             isinstance(counts, list)

@@ -28,13 +28,18 @@ class Arm:
     name : str
         What people call it; the client's own answer to a query, else derived from the key.
     num_examples : int or None
-        Size s_k of its data set; ``None`` while unknown.
+        Size s_k of its data set, 0 for one without data; ``None`` while unknown.
     label_counts : list of int or None
         Examples per label, where the client tells.
     queried : bool
         Whether it has answered the question for its name and size.
     named : bool
         Whether the grid knows its name, which the client then cannot choose.
+    sized : bool
+        Whether it told its size itself, in the answer to the query.
+    pause, next_try : int
+        For how many rounds it is left out, and the first in which it may be selected again, if it
+        has no examples.
     """
 
     index: int
@@ -45,6 +50,14 @@ class Arm:
     label_counts: list[int] | None = None
     queried: bool = False
     named: bool = False
+    sized: bool = False
+    pause: int = 0
+    next_try: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no examples to train on, by what it said last."""
+        return self.num_examples == 0
 
 
 class ArmTable:
@@ -52,7 +65,8 @@ class ArmTable:
 
     An arm is a *member*, and so accrues the rounds it is owed, while its node is connected and not
     on leave. It is *available* while it is connected, not busy and not opted out. It is neither
-    while it owes an answer to the query that every newcomer is asked as soon as it is free.
+    while it owes an answer to the query that every newcomer is asked as soon as it is free. An arm
+    without examples is no member, and available only when it is to be tried again.
 
     Attributes
     ----------
@@ -60,11 +74,14 @@ class ArmTable:
         All of them, by index.
     silent : set of int
         Arms with a pending query; kept by :class:`.ArmDiscovery`.
+    round : int
+        The round that is to be selected for.
     """
 
     def __init__(self) -> None:
         self.arms: list[Arm] = []
         self.silent: set[int] = set()
+        self.round = 0
         self._by_key: dict[str, Arm] = {}
         self._by_node: dict[int, Arm] = {}
         self._staying: list[int] = []  # connected and not on leave
@@ -107,24 +124,37 @@ class ArmTable:
     @property
     def available(self) -> BoolArray:
         """Arms that can be selected now, (num_arms,) bool."""
-        return self._mask(self._queried(self._free))
+        return self._mask(self._ready(self._free))
 
     @property
     def member(self) -> BoolArray:
         """Arms that belong to the fleet at present, (num_arms,) bool."""
-        return self._mask([i for i in self._staying if i not in self.silent])
+        return self._mask(
+            [i for i in self._staying if i not in self.silent and self.arms[i].num_examples != 0]
+        )
+
+    @property
+    def all_empty(self) -> bool:
+        """Whether there are arms that stay and answered, and none of them has examples."""
+        heard = [i for i in self._staying if self.arms[i].queried]
+        return bool(heard) and all(self.arms[i].empty for i in heard)
 
     @property
     def num_available(self) -> int:
         """How many arms can be selected now."""
-        return len(self._queried(self._free))
+        return len(self._ready(self._free))
 
     def unqueried(self) -> list[Arm]:
         """Return the free arms whose name and size are not known yet."""
         return [self.arms[i] for i in self._free if not self.arms[i].queried]
 
-    def _queried(self, arms: list[int]) -> list[int]:
-        return [i for i in arms if self.arms[i].queried]
+    def _ready(self, arms: list[int]) -> list[int]:
+        table, now = self.arms, self.round
+        return [
+            i
+            for i in arms
+            if table[i].queried and not (table[i].num_examples == 0 and now < table[i].next_try)
+        ]
 
     def _mask(self, arms: list[int]) -> BoolArray:
         mask = np.zeros(len(self.arms), dtype=np.bool_)

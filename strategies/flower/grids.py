@@ -8,6 +8,9 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_scheduling._flwr import NodeInfo, Run, new_run, take_identity
+from flower_scheduling.errors import TooFewClientsError
+
+_MAX_LOOKS = 20  # Flower's sample_nodes looks once a second for nodes that are missing (flwr 1.42)
 
 
 class GridWrapper(Grid):
@@ -60,14 +63,35 @@ class GridWrapper(Grid):
 
 
 class SelectedNodesGrid(GridWrapper):
-    """Show only the selected nodes, so that a wrapped strategy "samples" exactly the super arm."""
+    """Show only some nodes, so that a wrapped strategy "samples" exactly the super arm.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid.
+    node_ids : sequence of int
+        Nodes that it shows.
+    """
 
     def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
         super().__init__(grid)
         self._node_ids = list(node_ids)
+        self._looks = 0
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the selected node ids."""
+        """Return the ids of these nodes.
+
+        Raises
+        ------
+        TooFewClientsError
+            If it is asked again and again: the strategy waits for nodes that cannot come.
+        """
+        self._looks += 1
+        if self._looks > _MAX_LOOKS:
+            raise TooFewClientsError(
+                f"it waits for more than the {len(self._node_ids)} clients that were selected: "
+                "lower its minimum number of clients, or raise num_selected"
+            )
         return list(self._node_ids)
 
     def get_nodes(self) -> Iterable[NodeInfo]:

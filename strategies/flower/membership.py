@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .arm_discovery import ArmDiscovery
 from .arm_table import Arm, ArmTable
 from .timed_grid import LOGGER, TimedExchange
 
 _ANSWER_STEP_S = 0.05
 _LOG_AGAIN_S = 10.0
+_FIRST_PAUSE = 10  # rounds without a client that has no examples
+_LONGEST_PAUSE = 160
 
 
 class Membership:
@@ -71,9 +75,26 @@ class Membership:
             grid.wait(min(_ANSWER_STEP_S, left_s) if len(self._discovery) else left_s)
             self.sync(grid)
 
-    def learn_sizes(self, num_examples: dict[int, float]) -> None:
-        """Take a client's first ``num-examples`` as its size where it did not answer the query."""
-        for arm, size in num_examples.items():
-            if self.arms[arm].num_examples is None:
-                self.arms[arm].num_examples = max(1, round(size))
-                self.sizes_changed = True
+    def learn_sizes(self, server_round: int, num_examples: Mapping[int, float | None]) -> None:
+        """Take the ``num-examples`` of replies, by arm, as sizes.
+
+        A client that told its size when it was asked keeps that one while it has examples. One
+        without is left out for some rounds, longer each time.
+        """
+        for arm, found in num_examples.items():
+            known = self.arms[arm]
+            if found == 0:
+                self._leave_out(known, server_round)
+            elif found is not None and (not known.sized or known.empty):
+                size = max(1, round(found))
+                self.sizes_changed |= size != known.num_examples
+                known.num_examples = size
+
+    def _leave_out(self, arm: Arm, server_round: int) -> None:
+        pause = _FIRST_PAUSE
+        if arm.empty:  # tried again in vain
+            pause = min(_LONGEST_PAUSE, 2 * max(_FIRST_PAUSE, arm.pause))
+        else:
+            self.sizes_changed = True
+            LOGGER.warning("%s has no examples: no rounds are owed to it while it is so", arm.name)
+        arm.num_examples, arm.pause, arm.next_try = 0, pause, server_round + pause

@@ -65,7 +65,7 @@ class PolicyRunner:
         availability: float,
         params: Mapping[str, Any],
     ) -> None:
-        self._num_selected = num_selected
+        self.num_selected = num_selected
         self._tau_max_s = tau_max_s
         self._seed = seed
         self._rule = parse_floors(fairness) if isinstance(fairness, str) else fairness
@@ -130,12 +130,14 @@ class PolicyRunner:
         policy = self.policy
         if not isinstance(policy, FloorPolicy):
             return
-        known = [arm.num_examples for arm in arms if arm.num_examples is not None]
+        known = [arm.num_examples for arm in arms if arm.num_examples]
         average = sum(known) / len(known) if known else 1.0
-        sizes = [float(arm.num_examples or average) for arm in arms]
+        sizes = [average if arm.num_examples is None else float(arm.num_examples) for arm in arms]
         names = [arm.name for arm in arms]
-        floors = np.minimum(self._rule.floors(sizes, self._num_selected, names), _LARGEST_FLOOR)
-        feasibility = check_feasibility(floors, self._num_selected, self._availability)
+        sizes = sizes if any(sizes) else [1.0] * len(arms)
+        floors = np.minimum(self._rule.floors(sizes, self.num_selected, names), _LARGEST_FLOOR)
+        floors[[arm.empty for arm in arms]] = 0.0
+        feasibility = check_feasibility(floors, self.num_selected, self._availability)
         message = feasibility.message(names)
         if not feasibility.feasible and message != self._floor_warning:
             self._floor_warning = message
@@ -154,7 +156,7 @@ class PolicyRunner:
         return self.policy.explain(selection)
 
     def tell(
-        self, selection: Selection, results: Sequence[ArmResult], updates: Sequence[Update]
+        self, selection: Selection, results: Sequence[ArmResult], updates: Mapping[int, Update]
     ) -> None:
         """Let the policy learn from a round.
 
@@ -164,8 +166,8 @@ class PolicyRunner:
             What :meth:`ask` returned.
         results : sequence of ArmResult
             Of the super arm.
-        updates : sequence of Update
-            Of those results that completed, in their order.
+        updates : mapping of int to Update
+            By arm, those that completed.
         """
         shape = selection.mask.shape
         rtt_s = np.full(shape, np.nan)
@@ -173,10 +175,10 @@ class PolicyRunner:
         for result in results:
             rtt_s[result.arm] = math.nan if result.rtt_s is None else result.rtt_s
             completed[result.arm] = result.completed
-        done = [result.arm for result in results if result.completed]
+        done = list(updates)
         reported = {name: np.full(shape, np.nan) for name in self._reports}
         for name, keys in self._reports.items():
-            reported[name][done] = [_reported(update, keys) for update in updates]
+            reported[name][done] = [_reported(update, keys) for update in updates.values()]
             self._warn_without_report(name, bool(done), bool(np.isfinite(reported[name]).any()))
         self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
 
@@ -197,7 +199,7 @@ class PolicyRunner:
             return self._grown(self._given, num_arms)
         params = {
             "num_arms": num_arms,
-            "num_selected": self._num_selected,
+            "num_selected": self.num_selected,
             "tau_max_s": self._tau_max_s,
             "rng": np.random.default_rng(self._seed),
             **self._params,
@@ -218,7 +220,7 @@ class PolicyRunner:
             message = "must have num_arms = 0 and no rounds: arms are added as clients join"
             raise ConfigError("policy", f"{self.name} of {policy.num_arms} arms", message)
         for name, value in (
-            ("num_selected", self._num_selected),
+            ("num_selected", self.num_selected),
             ("tau_max_s", self._tau_max_s),
         ):
             if getattr(policy, name) != value:
@@ -241,4 +243,5 @@ class PolicyRunner:
 def _reported(update: Update, names: Sequence[str]) -> float:
     """Return the metric that a client reports under the first of these names; NaN if none."""
     values = (update.metrics.get(name) for name in names)
-    return next((float(v) for v in values if isinstance(v, int | float)), math.nan)
+    found = next((float(v) for v in values if isinstance(v, int | float)), math.nan)
+    return found if math.isfinite(found) else math.nan

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from flower_scheduling.client.wire.arrays import decode_array
@@ -32,19 +32,19 @@ WRONG_RECORDS = "wrong records"
 WRONG_ARRAYS = "wrong arrays"
 """Failure of a reply whose arrays have other keys, shapes or dtypes than the model's."""
 NOT_FINITE = "not finite"
-"""Failure of a reply with infinities or NaN."""
+"""Failure of a reply with infinities or NaN where the model has none."""
 BAD_WEIGHT = "bad weight"
-"""Failure of a reply without a positive number of examples, or with more than one can have."""
+"""Failure of a reply without a number of examples, or with more than one can have."""
 TOO_LARGE = "too large"
 """Failure of a reply with values, or an update with a norm, beyond what is sensible."""
 OTHER_NAMES = "other names"
 """Failure of a reply whose record or metric names differ from the other clients'."""
 
 
-DEFAULT_MAX_NUM_EXAMPLES = 1e9
-"""Most examples that a client is believed to have."""
 LARGEST_VALUE = 1e15
 """Largest value of a model: its square, summed over 10^8 of them, is still a float32."""
+DEFAULT_MAX_NUM_EXAMPLES = LARGEST_VALUE
+"""Most examples that a client is believed to have: they may be tokens."""
 _MAX_METRICS = 1000
 _SHOWN_KEYS = 10
 _MAX_TEXT = 200
@@ -74,28 +74,40 @@ class Update:
     message : Message
         The reply.
     metrics : MetricRecord
-        Its only metric record.
-    num_examples : float
-        Its aggregation weight, finite and positive.
+        Its metrics, of all its metric records.
+    num_examples : float or None
+        Its aggregation weight, finite and not negative; ``None`` where a strategy with a rule of
+        its own needs none.
     signature : Signature
         Names that must agree between replies.
+    unlike : str
+        How its arrays differ from the model's, empty where they have the same keys and shapes.
     """
 
     message: Message
     metrics: MetricRecord
-    num_examples: float
+    num_examples: float | None
     signature: Signature
+    unlike: str = ""
 
 
 class ReplyChecker:
     """Tell usable updates from errors, accidents and attacks.
+
+    What protects the model is checked always: arrays that can be read, numbers that are finite
+    where the model's are, a weight that can be one. What Flower's aggregation rules need, one
+    record of arrays and one of metrics with a weight, is not asked of replies to a strategy that
+    has a rule of its own.
 
     Parameters
     ----------
     weighted_by_key : str
         Metric that carries the aggregation weight (Flower's default: ``num-examples``).
     fixed_shapes : bool
-        Whether arrays must keep their shapes and kinds; false for tree ensembles, which grow.
+        Whether arrays must keep their keys, shapes and kinds; false for tree ensembles, which
+        grow, and for strategies that aggregate by a rule of their own.
+    own_train_rule, own_evaluate_rule : bool
+        Whether the strategy aggregates updates, or evaluations, by a rule of its own.
     max_num_examples : float
         Largest aggregation weight: one client that claims 1e18 examples would be the average.
     max_update_norm : float, optional
@@ -114,6 +126,8 @@ class ReplyChecker:
         weighted_by_key: str,
         *,
         fixed_shapes: bool = True,
+        own_train_rule: bool = False,
+        own_evaluate_rule: bool = False,
         max_num_examples: float = DEFAULT_MAX_NUM_EXAMPLES,
         max_update_norm: float | None = None,
     ) -> None:
@@ -125,6 +139,8 @@ class ReplyChecker:
             )
         self._weighted_by_key = weighted_by_key
         self._fixed_shapes = fixed_shapes
+        self._own_train_rule = own_train_rule
+        self._own_evaluate_rule = own_evaluate_rule
         self._max_num_examples = max_num_examples
         self._max_update_norm = max_update_norm
 
@@ -133,6 +149,8 @@ class ReplyChecker:
         message: Message,
         expected: Mapping[str, ArraySpec],
         model: ArrayRecord | None = None,
+        *,
+        lenient: bool = False,
     ) -> Update:
         """Check one reply by itself.
 
@@ -143,22 +161,31 @@ class ReplyChecker:
         expected : mapping of str to ArraySpec
             What its arrays must be like.
         model : ArrayRecord, optional
-            The model that it was trained from, for ``max_update_norm``; zeros if left out, so
-            that the norm of the reply's own arrays counts.
+            The model that it was trained from: where a value of it is not finite or larger than
+            allowed, the same value is taken back. Without it, ``max_update_norm`` measures from
+            zero.
+        lenient : bool
+            Whether arrays of other keys and shapes are noted in the update instead of refused.
 
         Raises
         ------
         InvalidReplyError
-            If it is an error, has other records than exactly one ArrayRecord and one
-            MetricRecord, or holds anything that is not a finite number of the right shape and a
-            sensible size.
+            If it is an error, its records are not one of arrays and one of metrics, its arrays
+            are not like the model's, a value is not finite or too large, or its weight is no
+            number of a sensible size.
         """
         _require_content(message)
+        if self._own_train_rule:
+            return self._read_free(message, expected, model)
         arrays_name, arrays = _only(message, ArrayRecord)
-        self._check_arrays(arrays, expected, model)
+        unlike = self._check_arrays(arrays, expected, model)
+        if unlike:
+            if not lenient or self._max_update_norm is not None:
+                raise InvalidReplyError(WRONG_ARRAYS, unlike)
+            arrays_name += _structure(arrays)
         metrics_name, metrics, num_examples = self._read_metrics(message)
         signature = (arrays_name, metrics_name, _metric_keys(metrics))
-        return Update(message, metrics, num_examples, signature)
+        return Update(message, metrics, num_examples, signature, unlike)
 
     def read_evaluation(self, message: Message) -> Signature:
         """Check the reply to an evaluation: metrics, no arrays.
@@ -171,11 +198,34 @@ class ReplyChecker:
         Raises
         ------
         InvalidReplyError
-            If it is an error, or its metrics are not those of :meth:`read`.
+            If it is an error, or its metrics are not those of :meth:`read` or not finite.
         """
         _require_content(message)
+        if self._own_evaluate_rule:
+            return ("", "", frozenset())
         metrics_name, metrics, _ = self._read_metrics(message)
+        for key, value in metrics.items():
+            if not all(map(_is_finite, value if isinstance(value, list) else [value])):
+                raise InvalidReplyError(NOT_FINITE, f"metric {_shown(key)}")
         return ("", metrics_name, _metric_keys(metrics))
+
+    def _read_free(
+        self, message: Message, expected: Mapping[str, ArraySpec], model: ArrayRecord | None
+    ) -> Update:
+        """Check a reply whose records are the wrapped strategy's business."""
+        names = []
+        for name, arrays in message.content.array_records.items():
+            unlike = self._check_arrays(arrays, expected, model)
+            names.append(name + (_structure(arrays) if unlike else ""))
+        metrics = MetricRecord()
+        for record in message.content.metric_records.values():
+            metrics.update(record)
+        weight = None
+        if self._weighted_by_key in metrics:
+            weight = self._weight(metrics)
+        metric_names = "\n".join(message.content.metric_records)
+        signature = ("\n".join(names), metric_names, _metric_keys(metrics))
+        return Update(message, metrics, weight, signature)
 
     def _read_metrics(self, message: Message) -> tuple[str, MetricRecord, float]:
         """Return name, metrics and aggregation weight."""
@@ -184,61 +234,80 @@ class ReplyChecker:
             raise InvalidReplyError(
                 WRONG_RECORDS, f"{len(metrics)} metrics, {_MAX_METRICS} at most"
             )
-        for key, value in metrics.items():
-            if not all(map(_is_finite, value if isinstance(value, list) else [value])):
-                raise InvalidReplyError(NOT_FINITE, f"metric {_shown(key)}")
-        weight = metrics.get(self._weighted_by_key)
-        if isinstance(weight, list) or weight is None or weight <= 0:
+        return metrics_name, metrics, self._weight(metrics)
+
+    def _weight(self, metrics: MetricRecord) -> float:
+        key, weight = self._weighted_by_key, metrics.get(self._weighted_by_key)
+        if isinstance(weight, int | float) and not _is_finite(weight):
+            raise InvalidReplyError(NOT_FINITE, f"metric {_shown(key)}")
+        if isinstance(weight, list) or weight is None or weight < 0:
             raise InvalidReplyError(
-                BAD_WEIGHT,
-                f"metric {self._weighted_by_key!r} is {_shown(weight)}, not a number above 0",
+                BAD_WEIGHT, f"metric {key!r} is {_shown(weight)}, not a number of at least 0"
             )
         if weight > self._max_num_examples:
             raise InvalidReplyError(
                 BAD_WEIGHT,
-                f"metric {self._weighted_by_key!r} is {_shown(weight)}, "
+                f"metric {key!r} is {_shown(weight)}, "
                 f"at most {self._max_num_examples:g} is believed",
             )
-        return metrics_name, metrics, float(weight)
+        return float(weight)
 
     def _check_arrays(
         self,
         arrays: ArrayRecord,
         expected: Mapping[str, ArraySpec],
         model: ArrayRecord | None,
-    ) -> None:
+    ) -> str:
+        """Refuse arrays that would spoil a model; return how else they differ from it."""
+        unlike = ""
         if arrays.keys() != expected.keys():
-            raise InvalidReplyError(
-                WRONG_ARRAYS, f"keys {_shown_keys(arrays)} instead of {_shown_keys(expected)}"
-            )
+            unlike = f"keys {_shown_keys(arrays)} instead of {_shown_keys(expected)}"
         square = 0.0
         for key, array in arrays.items():
             try:
                 view = decode_array(array)
             except ValueError as error:
                 raise InvalidReplyError(WRONG_ARRAYS, f"{key!r} cannot be read: {error}") from None
-            if not self._fixed_shapes:
-                continue
-            want = expected[key]
-            if view.shape != want.shape:
+            want = expected.get(key)
+            like = want is not None and view.shape == want.shape
+            if want is not None and not like and self._fixed_shapes:
+                unlike = unlike or f"{key!r} has shape {view.shape}, not {want.shape}"
+            if want is not None and self._fixed_shapes and not _can_become(view.dtype, want.dtype):
                 raise InvalidReplyError(
-                    WRONG_ARRAYS, f"{key!r} has shape {view.shape}, not {want.shape}"
-                )
-            if not np.can_cast(view.dtype, want.dtype, "same_kind"):
-                raise InvalidReplyError(
-                    WRONG_ARRAYS, f"{key!r} has dtype {view.dtype}, not {want.dtype}"
+                    WRONG_ARRAYS,
+                    f"{key!r} has dtype {view.dtype}, not {want.dtype}{_dtype_hint(view.dtype)}",
                 )
             if view.dtype.kind in "fc":
-                _check_values(key, view, want.dtype)
-            if self._max_update_norm is not None:
-                base = decode_array(model[key]) if model is not None else 0.0
-                update = np.subtract(view, base, dtype=np.result_type(want.dtype, np.float64))
+                base = model.get(key) if like and model is not None else None
+                dtype = view.dtype if want is None else want.dtype
+                _check_values(key, view, dtype, base)
+            if self._max_update_norm is not None and not unlike and want is not None:
+                start = decode_array(model[key]) if model is not None else 0.0
+                update = np.subtract(view, start, dtype=np.result_type(want.dtype, np.float64))
                 square += float(np.vdot(update, update).real)
-        if self._max_update_norm is not None and math.sqrt(square) > self._max_update_norm:
+        if self._max_update_norm is not None and not math.sqrt(square) <= self._max_update_norm:
             raise InvalidReplyError(
                 TOO_LARGE,
                 f"the update's norm is {math.sqrt(square):.4g}, at most {self._max_update_norm:g}",
             )
+        return unlike
+
+
+def _can_become(dtype: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Tell whether values may be averaged into an array of another dtype.
+
+    A whole number may come back as a fraction: Flower's own averages of counters are.
+    """
+    return np.can_cast(dtype, want, "same_kind") or (dtype.kind in "biuf" and want.kind in "biuf")
+
+
+def _dtype_hint(dtype: np.dtype[Any]) -> str:
+    # A dtype that numpy does not know, such as bfloat16, is written as bytes without a meaning.
+    return " (send float32: numpy has no bfloat16)" if dtype.kind == "V" else ""
+
+
+def _structure(arrays: ArrayRecord) -> str:
+    return "\n" + repr(sorted((key, tuple(array.shape)) for key, array in arrays.items()))
 
 
 def _require_content(message: Message) -> None:
@@ -254,19 +323,37 @@ def _metric_keys(metrics: MetricRecord) -> frozenset[str]:
     return frozenset(f"{length}:{key}" for key, length in lengths.items())
 
 
-def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Refuse values that are not finite, or not once they are in the model or squared."""
-    if not view.size:
+def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any], base: Array | None) -> None:
+    """Refuse values that are not finite, or not once they are in the model or squared.
+
+    What the model itself has at the same place may come back: masks are often of -inf or of the
+    dtype's lowest number.
+    """
+    limit = LARGEST_VALUE
+    if dtype.kind in "fciu":
+        info = np.finfo(dtype) if dtype.kind in "fc" else np.iinfo(dtype)
+        limit = min(limit, float(info.max))
+    largest = _largest(view)
+    if largest <= limit:
         return
-    values = np.abs(view) if view.dtype.kind == "c" else view
-    largest = max(float(values.max()), -float(values.min()))
+    if base is not None:
+        own = decode_array(base)
+        changed = (view != own) & ~(np.isnan(view) & np.isnan(own))
+        largest = _largest(view[changed])
     if not math.isfinite(largest):
         raise InvalidReplyError(NOT_FINITE, f"array {key!r}")
-    limit = min(LARGEST_VALUE, float(np.finfo(dtype).max))
     if largest > limit:
         raise InvalidReplyError(
             TOO_LARGE, f"array {key!r} has a value of {largest:.4g}, at most {limit:.4g}"
         )
+
+
+def _largest(view: NDArray[Any]) -> float:
+    """Return the largest magnitude; NaN if there is one."""
+    if not view.size:
+        return 0.0
+    values = np.abs(view) if view.dtype.kind == "c" else view
+    return float(np.maximum(values.max(), -values.min()))
 
 
 def _is_finite(value: float) -> bool:

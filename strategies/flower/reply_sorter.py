@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flwr.app import ArrayRecord, Message
@@ -13,7 +15,9 @@ from flower_scheduling.errors import InvalidReplyError
 from .arm_table import ArmTable
 from .record import ArmResult, failure_kind
 from .replies import (
+    BAD_WEIGHT,
     OTHER_NAMES,
+    WRONG_ARRAYS,
     ArraySpec,
     ReplyChecker,
     Signature,
@@ -24,6 +28,48 @@ from .schema_vote import SchemaVote
 from .timed_grid import LOGGER, TIMEOUT, Exchange
 
 _MAX_REASON_LENGTH: Final = 300  # text of a client, which goes to log and record
+_UNQUESTIONED_WEIGHT: Final = 1e9  # examples; of more, such as tokens, the others must have many
+_MOST_TIMES_MEDIAN: Final = 1000
+
+
+@dataclass
+class SortedReplies:
+    """The replies of a round by arm, in the order of arms.
+
+    Attributes
+    ----------
+    exchanges : dict of int to Exchange
+        Of the super arm.
+    updates : dict of int to Update
+        What may be aggregated.
+    reasons : dict of int to str
+        Why there is no usable update.
+    empty : list of int
+        Arms without examples: neither an update nor a failure.
+    odd : list of int
+        Arms whose update has other names than those of most, which Flower's own rules refuse.
+    timing : dict of int to tuple
+        Local update and link time [s], as clients report them.
+    """
+
+    exchanges: dict[int, Exchange]
+    updates: dict[int, Update] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    empty: list[int] = field(default_factory=list)
+    odd: list[int] = field(default_factory=list)
+    timing: dict[int, tuple[float | None, float | None]] = field(default_factory=dict)
+
+    def refuse(self, arm: int, reason: str) -> None:
+        """Turn an update into a failure."""
+        del self.updates[arm]
+        self.timing.pop(arm, None)
+        self.reasons[arm] = reason
+
+    def refuse_odd(self) -> None:
+        """Turn the updates with other names into failures."""
+        for arm in self.odd:
+            self.refuse(arm, f"{OTHER_NAMES}: record or metric names unlike the other clients'")
+        self.odd = []
 
 
 class ReplySorter:
@@ -41,49 +87,70 @@ class ReplySorter:
         self._checker = checker
         self._table = table
         self._training, self._evaluation = SchemaVote(), SchemaVote()
+        self._seen = False  # whether a reply's arrays were like the model's
         self._logged: set[tuple[str, int, str]] = set()
 
     def training(
-        self, exchanges: Sequence[Exchange], specs: Mapping[str, ArraySpec], model: ArrayRecord
-    ) -> tuple[list[ArmResult], dict[int, Update]]:
+        self,
+        exchanges: Sequence[Exchange],
+        specs: Mapping[str, ArraySpec],
+        model: ArrayRecord,
+    ) -> SortedReplies:
         """Return what each arm delivered, and by arm the usable updates, in the order of arms."""
         by_arm = {self._table.arm_of(exchange.node_id).index: exchange for exchange in exchanges}
-        selected = sorted(by_arm)
-        reason: dict[int, str | None] = {}
-        timing: dict[int, tuple[float | None, float | None]] = dict.fromkeys(selected, (None, None))
-        updates: dict[int, Update] = {}
-        for arm in selected:
-            reply = by_arm[arm].reply
-            if reply is None:
-                reason[arm] = by_arm[arm].failure
+        found = SortedReplies({arm: by_arm[arm] for arm in sorted(by_arm)})
+        for arm, exchange in found.exchanges.items():
+            if exchange.reply is None:
+                found.reasons[arm] = exchange.failure or TIMEOUT
                 continue
             try:
-                updates[arm] = self._checker.read(reply, specs, model)
-                reason[arm], timing[arm] = None, client_timing(reply)
+                update = self._checker.read(exchange.reply, specs, model, lenient=not self._seen)
+                self._check_weight(arm, update.num_examples)
             except InvalidReplyError as error:
-                reason[arm] = str(error)
-        agreed = self._training.agree({arm: update.signature for arm, update in updates.items()})
-        for arm in sorted(updates.keys() - agreed):
-            reason[arm] = f"{OTHER_NAMES}: record or metric names unlike the other clients'"
-            del updates[arm]
+                found.reasons[arm] = str(error)
+                continue
+            found.timing[arm] = client_timing(exchange.reply)
+            if update.num_examples == 0:
+                found.empty.append(arm)
+            else:
+                found.updates[arm] = update
+        # Once a reply was like the model, all must be; until then all may be alike in another way.
+        self._seen |= any(not update.unlike for update in found.updates.values())
+        for arm, update in list(found.updates.items()):
+            if update.unlike and self._seen:
+                found.refuse(arm, f"{WRONG_ARRAYS}: {update.unlike}")
+        agreed = self._training.agree({arm: u.signature for arm, u in found.updates.items()})
+        found.odd = sorted(found.updates.keys() - agreed)
+        return found
+
+    def results(self, found: SortedReplies) -> list[ArmResult]:
+        """Return what each arm delivered, for the record; log failures."""
         results = []
-        for arm in selected:
-            if (why := reason[arm]) is not None:
+        for arm, exchange in found.exchanges.items():
+            if (why := found.reasons.get(arm)) is not None:
                 why = why[:_MAX_REASON_LENGTH]
                 self._log_failure("no update", arm, why)
-            name = self._table.arms[arm].name
-            compute_s, link_s = timing[arm]
+            compute_s, link_s = found.timing.get(arm, (None, None))
             results.append(
                 ArmResult(
                     arm=arm,
-                    name=name,
-                    rtt_s=by_arm[arm].rtt_s,
+                    name=self._table.arms[arm].name,
+                    rtt_s=exchange.rtt_s,
                     reason=why,
                     compute_s=compute_s,
                     link_s=link_s,
                 )
             )
-        return results, updates
+        return results
+
+    def _check_weight(self, arm: int, weight: float | None) -> None:
+        """Refuse a weight beside which those of all others would not count."""
+        if weight is None or weight <= _UNQUESTIONED_WEIGHT:
+            return
+        others = [a.num_examples for a in self._table.arms if a.index != arm and a.num_examples]
+        if others and weight > _MOST_TIMES_MEDIAN * (median := statistics.median(others)):
+            text = f"{weight:g} examples, where the other clients have {median:g}"
+            raise InvalidReplyError(BAD_WEIGHT, text)
 
     def evaluation(self, exchanges: Iterable[Exchange]) -> list[Message]:
         """Return the replies that may be averaged: of finite metrics, and under the same names."""
@@ -106,12 +173,17 @@ class ReplySorter:
 
     def state(self) -> dict[str, Any]:
         """Return the votes on names, ready for JSON."""
-        return {"names": self._training.state(), "evaluation_names": self._evaluation.state()}
+        return {
+            "names": self._training.state(),
+            "evaluation_names": self._evaluation.state(),
+            "like_the_model": self._seen,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state` left off."""
         self._training.load_state(state["names"])
         self._evaluation.load_state(state["evaluation_names"])
+        self._seen = state.get("like_the_model", True)
 
     def _log_failure(self, what: str, arm: int, why: str) -> None:
         if (kind := (what, arm, failure_kind(why))) in self._logged:

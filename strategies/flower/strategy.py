@@ -5,37 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MetricRecord,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_scheduling.client.wire.arrays import decode_array
-from flower_scheduling.client.wire.protocol import REPORT
 from flower_scheduling.errors import ConfigError, SchedulingError
 
 from ..base import SchedulingPolicy
 from ..fairness import FloorRule
 from .arm_table import ArmTable
-from .grids import SelectedNodesGrid
+from .client_evaluation import AVAILABLE, ClientEvaluation
 from .membership import Membership
+from .own_start import StartGuide
 from .policy_runner import PolicyLike, PolicyRunner
 from .record import RoundHook, RoundRecord
-from .replies import ArraySpec, ReplyChecker, Update
+from .replies import ArraySpec, ReplyChecker
 from .reply_sorter import ReplySorter
+from .round import RoundParts, TrainingRound
 from .state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
 
-_MIN_TTL_S = 60.0
 _WARN_WITHOUT_STEP = 10
 
 
@@ -43,14 +38,14 @@ _WARN_WITHOUT_STEP = 10
 class _Run:
     """One :meth:`ScheduledStrategy.start`: what rounds share."""
 
-    grid: Grid
-    timed: TimedExchange
+    parts: RoundParts
     specs: Mapping[str, ArraySpec]
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
     deadline_s: float
     result: Result
     begin_s: float = math.nan  # when the first round's selection began
+    last_round: int = 0
     rounds_without_step: int = 0  # in a row
 
 
@@ -62,12 +57,14 @@ class ScheduledStrategy(Strategy):
     the wrapped strategy aggregates what arrived in time. Replies that are late, in error or
     unusable count as failures: reward 0, never aggregated.
 
-    Must be the outermost strategy, run by its own :meth:`start`.
+    Must be the outermost strategy, run by its own :meth:`start`. Attributes that it has not got
+    are those of the wrapped strategy.
 
     Parameters
     ----------
     strategy : Strategy
-        Any Flower strategy that trains all the nodes it sees (``fraction_train = 1``).
+        Any Flower strategy. Its own sampling gives way to the policy's: of the nodes that it is
+        shown, those selected, it trains all. A ``start`` of its own runs the rounds.
     policy : str, SchedulingPolicy or callable
         Name of a policy in :data:`.POLICIES` or ``module:Class``; a policy built with
         ``num_arms=0``, which grows as clients join; or a class or function that builds one from
@@ -86,7 +83,8 @@ class ScheduledStrategy(Strategy):
     seed : int
         Seed of the policy's random choices.
     min_clients : int, optional
-        Clients to wait for before the first round; ``num_selected`` by default.
+        Clients to wait for before the first round; by default ``num_selected``, or what the
+        wrapped strategy's ``min_available_nodes`` asks for beyond Flower's default.
     wait_s : float
         Bound on that wait, and on the wait of each round in which too few clients are
         available [s]. Such a round then counts with nothing selected.
@@ -96,10 +94,18 @@ class ScheduledStrategy(Strategy):
         Smallest number of usable updates that may change the model.
     eval_every : int
         Rounds between two server-side evaluations; the last round is always evaluated.
-    client_eval_every : int
-        Rounds between two evaluations on the clients of the round's super arm; 0: never.
+    client_eval_every : int, optional
+        Rounds between two evaluations on clients, 0: never. By default the wrapped strategy
+        decides: Flower's evaluate in each round, unless ``fraction_evaluate = 0``.
+    client_eval_on : str
+        Clients that the wrapped strategy may ask: those ``available``, of which it samples its
+        ``fraction_evaluate``, or those ``selected`` in the round.
     client_eval_timeout_s : float, optional
         Deadline of such an evaluation [s]; ``tau_max_s`` by default.
+    fixed_shapes : bool, optional
+        Whether a reply must be what Flower's aggregation rules take: one record of arrays like
+        the model's, one of metrics with a weight. By default it must, unless the wrapped strategy
+        has an ``aggregate_train`` of its own, whose business the records then are.
     max_update_norm : float, optional
         Largest Euclidean distance of an update from the round's model; what is farther away
         counts as failed. Off by default: the right value depends on model and step size.
@@ -138,8 +144,10 @@ class ScheduledStrategy(Strategy):
         query_timeout_s: float = 60.0,
         min_replies: int = 1,
         eval_every: int = 1,
-        client_eval_every: int = 0,
+        client_eval_every: int | None = None,
+        client_eval_on: str = AVAILABLE,
         client_eval_timeout_s: float | None = None,
+        fixed_shapes: bool | None = None,
         max_update_norm: float | None = None,
         explain: bool = False,
         hooks: Sequence[RoundHook] = (),
@@ -167,21 +175,29 @@ class ScheduledStrategy(Strategy):
         if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
             message = "is scheduled already: wrap a strategy once"
             raise ConfigError("strategy", "a ScheduledStrategy", message)
+        own_rule = self._wrapped.own_train_rule
+        self._free_form = own_rule if fixed_shapes is None else not fixed_shapes
         self._membership = Membership(wait_s, query_timeout_s)
         checker = ReplyChecker(
             self._wrapped.weighted_by_key,
-            fixed_shapes=self._wrapped.fixed_shapes,
+            fixed_shapes=not (self._free_form or self._wrapped.shapes_grow),
+            own_train_rule=self._free_form,
+            own_evaluate_rule=self._wrapped.own_evaluate_rule,
             max_update_norm=max_update_norm,
         )
         self._sorter = ReplySorter(checker, self._membership.table)
-        self._min_clients = num_selected if min_clients is None else min_clients
+        if min_clients is None:
+            min_clients = max(num_selected, self._wrapped.min_available)
+        self._min_clients = min_clients
         self._eval_every = _at_least("eval_every", eval_every, 1)
-        self._client_eval_every = _at_least("client_eval_every", client_eval_every, 0)
-        self._client_eval_timeout_s = client_eval_timeout_s or tau_max_s
+        self._evaluation = ClientEvaluation(
+            client_eval_every, client_eval_on, client_eval_timeout_s or tau_max_s
+        )
         self._explain = explain
         self._hooks = list(hooks)
         self._stop_when = stop_when
-        self._open_round: int | None = None
+        self._running = False
+        self._earlier_rounds = 0  # of earlier runs
         self._run: _Run | None = None
         self._resumed: Mapping[str, Any] | None = None
 
@@ -223,9 +239,10 @@ class ScheduledStrategy(Strategy):
         """
         if self._run is None:
             raise SchedulingError("there is nothing to save before start()")
-        now_s = self._run.timed.now()
+        now_s = self._run.parts.timed.now()
         return {
-            "round": self.policy.last_round,
+            "round": self._run.last_round,
+            "earlier_rounds": self._earlier_rounds,
             "now_s": now_s,
             "begin_s": self._run.begin_s,
             "rounds_without_step": self._run.rounds_without_step,
@@ -268,52 +285,42 @@ class ScheduledStrategy(Strategy):
         """Call ``hook`` after each round, after those that are there."""
         self._hooks.append(hook)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the wrapped strategy."""
+        if name.startswith("_"):  # of objects that are not built yet, too
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._wrapped.outer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the wrapped strategy: all that are public are its own."""
+        target = self if name.startswith("_") or hasattr(type(self), name) else self._wrapped.outer
+        object.__setattr__(target, name, value)
+
     # -- Flower's strategy interface ----------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the wrapped strategy configure training for the nodes that ``grid`` shows."""
-        self._require_own_round(server_round)
-        if requested := self._policy.requested_metrics:
-            config[REPORT] = " ".join(requested)
-        nodes = set(grid.get_node_ids())
-        with self._wrapped.without_minimum_counts() as inner:
-            messages = list(inner.configure_train(server_round, arrays, config, grid))
-        destinations = [message.metadata.dst_node_id for message in messages]
-        if len(destinations) != len(nodes) or set(destinations) != nodes:
-            raise SchedulingError(
-                f"{type(self._wrapped.outer).__name__} configured {len(destinations)} messages "
-                f"for the {len(nodes)} selected clients: it must train each of them once"
-            )
-        for message in messages:
-            # Flower's default of 12 hours would lock a crashed device out for that long.
-            message.metadata.ttl = max(_MIN_TTL_S, 4 * self._tau_max_s)
-        return messages
+        """Refuse to be run by another strategy's ``start``."""
+        raise _not_outermost()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the wrapped strategy aggregate the usable replies."""
-        self._require_own_round(server_round)
-        replies = list(replies)
-        with self._wrapped.for_replies(len(replies)) as inner:
-            return inner.aggregate_train(server_round, replies)
+        """Refuse to be run by another strategy's ``start``."""
+        raise _not_outermost()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the wrapped strategy configure evaluation for the nodes that ``grid`` shows."""
-        self._require_own_round(server_round)
-        with self._wrapped.without_minimum_counts() as inner:
-            return list(inner.configure_evaluate(server_round, arrays, config, grid))
+        """Refuse to be run by another strategy's ``start``."""
+        raise _not_outermost()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Let the wrapped strategy aggregate evaluation results."""
-        self._require_own_round(server_round)
-        return self._wrapped.outer.aggregate_evaluate(server_round, replies)
+        """Refuse to be run by another strategy's ``start``."""
+        raise _not_outermost()
 
     def summary(self) -> None:
         """Log what schedules what."""
@@ -323,6 +330,12 @@ class ScheduledStrategy(Strategy):
             self._num_selected,
             self._tau_max_s,
         )
+        if (fraction := self._wrapped.fraction_train) < 1:
+            LOGGER.info(
+                "\t├──> fraction_train = %g: of those available, %d clients train in each round",
+                fraction,
+                self._num_selected,
+            )
         self._wrapped.outer.summary()
 
     def start(
@@ -339,136 +352,182 @@ class ScheduledStrategy(Strategy):
 
         A round ends with its last reply, at ``tau_max_s`` or at ``timeout`` [s], whichever comes
         first. ``evaluate_fn`` is called before the first round, every ``eval_every`` rounds and
-        after the last. After :meth:`load_state_dict` the rounds go on from there.
+        after the last. After :meth:`load_state_dict` the rounds go on from there. Called again,
+        it begins another run with what the policy has learned.
+
+        Raises
+        ------
+        ConfigError
+            If the wrapped strategy cannot aggregate such a model.
+        SchedulingError
+            If it runs already, no client has examples, or the wrapped strategy configures
+            messages that do not fit the selection.
         """
-        if self._run is not None:
-            raise SchedulingError(
-                "start() runs once, its policy has learned: build a new ScheduledStrategy"
-            )
+        if self._running:
+            raise SchedulingError("start() runs already")
         self.summary()
-        timed = grid if isinstance(grid, TimedExchange) else TimedGrid(grid)
-        run = _Run(
+        specs = ArraySpec.of(initial_arrays)
+        self._wrapped.check_model(specs)
+        _note_odd_values(initial_arrays)
+        if self._run is not None:
+            self._earlier_rounds = self.policy.last_round
+        parts = RoundParts(
             grid=grid,
-            timed=timed,
-            specs=ArraySpec.of(initial_arrays),
+            timed=grid if isinstance(grid, TimedExchange) else TimedGrid(grid),
+            membership=self._membership,
+            policy=self._policy,
+            sorter=self._sorter,
+            wrapped=self._wrapped,
+            tau_max_s=self._tau_max_s,
+            free_form=self._free_form,
+            explain=self._explain,
+        )
+        self._run = run = _Run(
+            parts=parts,
+            specs=specs,
             train_config=ConfigRecord() if train_config is None else train_config,
             evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
             deadline_s=min(timeout, self._tau_max_s),
             result=Result(arrays=initial_arrays),
         )
-        self._run = run
-        first_round = 1
+        self._running = True
+        try:
+            if self._wrapped.own_start:
+                return self._run_own_start(run, num_rounds, timeout, evaluate_fn)
+            self._run_rounds(run, num_rounds, evaluate_fn)
+        finally:
+            self._running = False
+            self._resumed = None
+        return run.result
+
+    def _run_rounds(
+        self,
+        run: _Run,
+        num_rounds: int,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> None:
+        """Run the rounds as Flower's ``start`` does."""
+        parts, result = run.parts, run.result
         if self._resumed is None:
             self._evaluate(run, 0, evaluate_fn)
         else:
-            first_round = self._resumed["round"] + 1
+            run.last_round = self._resumed["round"]
+            self._earlier_rounds = self._resumed.get("earlier_rounds", 0)
             run.rounds_without_step = self._resumed["rounds_without_step"]
-            if timed.now() == self._resumed["now_s"]:  # a virtual clock: as if nothing had happened
+            # A virtual clock goes on as if nothing had happened.
+            if parts.timed.now() == self._resumed["now_s"]:
                 run.begin_s = self._resumed["begin_s"]
-        if first_round <= num_rounds and math.isnan(run.begin_s):
-            self._membership.wait_for(timed, self._min_clients, f"round {first_round}")
-        for server_round in range(first_round, num_rounds + 1):
-            self._open_round = server_round
-            record = self._run_round(run, server_round)
+        for server_round in range(run.last_round + 1, num_rounds + 1):
+            one = self._begin_round(run, server_round, result.arrays)
+            messages = one.configure(result.arrays, run.train_config)
+            replies = one.exchange(messages, run.deadline_s)
+            arrays, metrics = one.aggregate(replies)
+            if arrays is not None:
+                result.arrays = arrays
+            if metrics is not None:
+                result.train_metrics_clientapp[server_round] = metrics
+            config = run.evaluate_config
+            evaluation = self._evaluation
+            asked = evaluation.configure(parts, server_round, result.arrays, config, one.arms)
+            answers = evaluation.exchange(parts, asked)
+            metrics = evaluation.aggregate(parts, server_round, answers)
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[server_round] = metrics
+            time_s = parts.timed.now() - run.begin_s  # the server's evaluation is no part of it
+            metrics = None
             if server_round == num_rounds or server_round % self._eval_every == 0:
                 metrics = self._evaluate(run, server_round, evaluate_fn)
-                record = replace(
-                    record, accuracy=_metric(metrics, "accuracy"), loss=_metric(metrics, "loss")
-                )
-            for hook in self._hooks:
-                hook(record, run.result.arrays)
-            self._open_round = None
+            record = self._end_round(run, one, result.arrays, metrics, time_s)
             if self._stop_when is not None and self._stop_when(record):
                 break
-        return run.result
+
+    def _run_own_start(
+        self,
+        run: _Run,
+        num_rounds: int,
+        timeout: float,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> Result:
+        """Let the wrapped strategy's own ``start`` run the rounds."""
+        name = self._wrapped.name
+        if self._resumed is not None:
+            message = "has a start() of its own, which begins with round 1: it cannot be resumed"
+            raise ConfigError("strategy", name, message)
+        guide = StartGuide(
+            run.parts.grid,
+            run.parts,
+            self._evaluation,
+            begin_round=partial(self._begin_round, run),
+            end_round=partial(self._end_round, run),
+            deadline_s=run.deadline_s,
+        )
+        with self._wrapped.guided_by(guide) as strategy:
+            result = strategy.start(
+                grid=guide,
+                initial_arrays=run.result.arrays,
+                num_rounds=num_rounds,
+                timeout=timeout,
+                train_config=run.train_config,
+                evaluate_config=run.evaluate_config,
+                evaluate_fn=guide.noting(evaluate_fn),
+            )
+            guide.end_round()
+        if num_rounds > 0 and not guide.num_rounds:
+            raise SchedulingError(
+                f"{name}.start() trained no round through its configure_train and aggregate_train: "
+                "nothing was scheduled"
+            )
+        return result
 
     # -- one round ----------------------------------------------------------------------------
 
-    def _run_round(self, run: _Run, server_round: int) -> RoundRecord:
-        """Select, measure, learn, aggregate."""
-        run.timed.begin_round(server_round)
-        self._membership.wait_for(run.timed, self._wrapped.quorum, f"round {server_round}")
-        if self._policy.grow(len(self.arms)) or self._membership.sizes_changed:
-            self._set_floors()
-        if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
-            run.begin_s = self._begin_s(run.timed.now())
-        available = np.flatnonzero(self.arms.available).tolist()
-        absent = np.flatnonzero(~self.arms.member).tolist()
-        selection = self._policy.ask(server_round, self.arms, self._wrapped.quorum)
-        explanation = self._policy.explain(selection) if self._explain else None
-        arms = np.flatnonzero(selection.mask).tolist()
-        node_grid = SelectedNodesGrid(run.grid, self.arms.node_ids(arms))
-
-        round_begin_s = run.timed.now()
-        exchanges = []
-        if arms:
-            messages = list(
-                self.configure_train(server_round, run.result.arrays, run.train_config, node_grid)
+    def _begin_round(self, run: _Run, server_round: int, arrays: ArrayRecord) -> TrainingRound:
+        """Wait for clients, and select."""
+        timed, what = run.parts.timed, f"round {server_round}"
+        policy_round = self._earlier_rounds + server_round
+        if math.isnan(run.begin_s):
+            self._membership.wait_for(timed, self._min_clients, what)
+        timed.begin_round(server_round)
+        self.arms.round = policy_round
+        self._membership.wait_for(timed, self._wrapped.quorum, what)
+        if self.arms.all_empty:
+            raise SchedulingError(
+                f"no client has examples: all {len(self.arms)} said that they have 0"
             )
-            exchanges = run.timed.exchange(messages, run.deadline_s)
-        round_s = run.timed.now() - round_begin_s
+        if self._policy.grow(len(self.arms)) or self._membership.sizes_changed:
+            run.parts.set_floors()
+        if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
+            run.begin_s = self._begin_s(timed.now())
+        specs = run.specs if arrays is run.result.arrays else None
+        one = TrainingRound(run.parts, server_round, policy_round, arrays, specs)
+        one.select()
+        return one
 
-        results, updates = self._sorter.training(exchanges, run.specs, run.result.arrays)
-        self._membership.learn_sizes({arm: one.num_examples for arm, one in updates.items()})
-        if self._membership.sizes_changed:
-            self._set_floors()
-        self._policy.tell(selection, results, list(updates.values()))
-        arrays, metrics, no_step = self._step(server_round, bool(arms), updates, run.specs)
-        if arrays is not None:
-            run.result.arrays = arrays
-        self._warn_without_step(run, server_round, no_step)
-        if metrics is not None:
-            run.result.train_metrics_clientapp[server_round] = metrics
-        if arms and self._client_eval_every and server_round % self._client_eval_every == 0:
-            self._evaluate_on_clients(run, server_round, node_grid)
-        return RoundRecord(
-            round=server_round,
-            time_s=run.timed.now() - run.begin_s,
-            round_s=round_s,
-            num_arms=len(self.arms),
-            available=available,
-            results=results,
-            stepped=arrays is not None,
-            no_step=no_step,
-            absent=absent,
-            explanation=explanation,
-            queue=self._policy.queue if self._explain else None,
+    def _end_round(
+        self,
+        run: _Run,
+        one: TrainingRound,
+        arrays: ArrayRecord,
+        metrics: MetricRecord | None,
+        time_s: float | None = None,
+    ) -> RoundRecord:
+        """Record the round, and call the hooks."""
+        run.result.arrays, run.specs, run.last_round = arrays, one.specs, one.number
+        self._warn_without_step(run, one.number, one.no_step)
+        record = replace(
+            one.record(run.parts.timed.now() - run.begin_s if time_s is None else time_s),
+            accuracy=_metric(metrics, "accuracy"),
+            loss=_metric(metrics, "loss"),
         )
+        for hook in self._hooks:
+            hook(record, arrays)
+        return record
 
     def _begin_s(self, now_s: float) -> float:
         """Return when the run began, on the grid's clock; a pause before a resumption is none."""
         if self._resumed is None:
             return now_s
         return float(now_s - (self._resumed["now_s"] - self._resumed["begin_s"]))
-
-    def _set_floors(self) -> None:
-        self._membership.sizes_changed = False
-        self._policy.set_floors(self._membership.arms)
-
-    def _step(
-        self,
-        server_round: int,
-        selected: bool,
-        updates: Mapping[int, Update],
-        specs: Mapping[str, ArraySpec],
-    ) -> tuple[ArrayRecord | None, MetricRecord | None, str | None]:
-        """Aggregate the usable updates: new model or none, its metrics, why there is none."""
-        if not selected:
-            return None, None, "quorum" if self.arms.num_available else "nobody-available"
-        if not updates:
-            return None, None, "no-replies"
-        if len(updates) < self._wrapped.quorum:
-            return None, None, "quorum"
-        try:
-            arrays, metrics = self.aggregate_train(
-                server_round, [update.message for update in updates.values()]
-            )
-            if arrays is None:
-                return None, metrics, "aggregation"
-            return _cast(arrays, specs, fixed=self._wrapped.fixed_shapes), metrics, None
-        except Exception as error:  # a fault in a round must not end the run
-            LOGGER.warning("round %d: no step, aggregation failed: %s", server_round, error)
-            return None, None, "aggregation"
 
     def _warn_without_step(self, run: _Run, server_round: int, no_step: str | None) -> None:
         """Warn when the model stays as it is for 10, 20, 40, ... rounds."""
@@ -482,21 +541,6 @@ class ScheduledStrategy(Strategy):
                 no_step,
             )
 
-    def _evaluate_on_clients(self, run: _Run, server_round: int, node_grid: Grid) -> None:
-        """Let the round's super arm measure the new model; the policy learns nothing from it."""
-        messages = list(
-            self.configure_evaluate(server_round, run.result.arrays, run.evaluate_config, node_grid)
-        )
-        exchanges = run.timed.exchange(messages, self._client_eval_timeout_s)
-        replies = self._sorter.evaluation(exchanges)
-        try:
-            metrics = self.aggregate_evaluate(server_round, replies)
-        except Exception as error:
-            LOGGER.warning("round %d: evaluation on clients failed: %s", server_round, error)
-            return
-        if metrics is not None:
-            run.result.evaluate_metrics_clientapp[server_round] = metrics
-
     def _evaluate(
         self,
         run: _Run,
@@ -509,28 +553,26 @@ class ScheduledStrategy(Strategy):
             run.result.evaluate_metrics_serverapp[server_round] = metrics
         return metrics
 
-    def _require_own_round(self, server_round: int) -> None:
-        if self._open_round != server_round:
-            raise SchedulingError(
-                "ScheduledStrategy must be the outermost strategy and run by its own start(): "
-                "wrap the other strategy inside it instead"
-            )
+
+def _not_outermost() -> SchedulingError:
+    return SchedulingError(
+        "ScheduledStrategy must be the outermost strategy and run by its own start(): "
+        "wrap the other strategy inside it instead"
+    )
 
 
-def _cast(arrays: ArrayRecord, specs: Mapping[str, ArraySpec], *, fixed: bool) -> ArrayRecord:
-    """Return the aggregate in the dtypes of the initial model (FedAdam returns float64)."""
-    if arrays.keys() != specs.keys():
-        raise SchedulingError(f"the aggregate has arrays {sorted(arrays)}, not {sorted(specs)}")
-    cast = ArrayRecord()
+def _note_odd_values(arrays: ArrayRecord) -> None:
+    """Say where the first model is not finite: in a mask that is meant, elsewhere it is not."""
     for key, array in arrays.items():
-        view, spec = decode_array(array), specs[key]
-        if fixed and view.shape != spec.shape:
-            raise SchedulingError(f"the aggregate's {key!r} has shape {view.shape}")
+        view = decode_array(array)
         if view.dtype.kind in "fc" and not np.isfinite(view).all():
-            raise SchedulingError(f"the aggregate's {key!r} is not finite")
-        same = view.dtype == spec.dtype
-        cast[key] = array if same else Array(np.ascontiguousarray(view, dtype=spec.dtype))
-    return cast
+            count = int(np.count_nonzero(~np.isfinite(view)))
+            LOGGER.warning(
+                "the initial model's %r is not finite in %d of %d values: these stay as they are",
+                key,
+                count,
+                view.size,
+            )
 
 
 def _metric(metrics: MetricRecord | None, key: str) -> float | None:

@@ -1,35 +1,52 @@
-"""What the adapter must know about Flower's own strategies (flwr 1.42) to run one inside it."""
+"""What the adapter must know about Flower's own strategies to run one inside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
 
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
     DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedXgbBagging,
     FedXgbCyclic,
     MultiKrum,
+    QFedAvg,
     Strategy,
 )
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
 
-_FixedClipping = (
+from .replies import ArraySpec
+
+_FixedClipping: Final = (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
 )
-_FLOWER_MIN_NODES = 2
+_ServerSideClipping: Final = (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+_FLOWER_MIN_NODES: Final = 2
 """Flower's default for every minimum count; a larger one was set by the user."""
-_MINIMUM_COUNTS = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+_MINIMUM_COUNTS: Final = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+_CALLED_BY_START: Final = (
+    "configure_train",
+    "aggregate_train",
+    "configure_evaluate",
+    "aggregate_evaluate",
+)
+"""Methods through which a strategy's ``start`` runs its rounds."""
 
 
 class WrappedStrategy:
-    """A Flower strategy, possibly a chain of wrappers around one, seen from outside.
+    """A Flower strategy, possibly with others inside it, seen from outside.
 
     Parameters
     ----------
@@ -43,34 +60,38 @@ class WrappedStrategy:
 
     Attributes
     ----------
+    outer : Strategy
+        The strategy itself.
     chain : list of Strategy
-        The wrappers from the outside in, the strategy itself last.
+        It and all that it holds, under any attribute, from the outside in.
     quorum : int
         Smallest number of nodes, and of updates, for which a step is made.
+    min_available : int
+        Clients that it waits for by itself, 1 where the user asked for no number.
 
     Raises
     ------
     ConfigError
-        If the strategy samples a fraction of its own, needs more updates than ``num_selected``
-        or is a differential-privacy wrapper set up for another number of clients.
+        If the strategy trains nothing, needs more updates than ``num_selected`` or is a
+        differential-privacy wrapper set up for another number of clients.
     """
 
     def __init__(self, strategy: Strategy, *, num_selected: int, min_replies: int = 1) -> None:
         self.outer = strategy
         self.chain = list(_chain(strategy))
+        self._methods = {name: getattr(strategy, name) for name in _CALLED_BY_START}
         for inner in self.chain:
-            fraction = getattr(inner, "fraction_train", 1.0)
-            if fraction != 1.0:
-                raise ConfigError(
-                    "fraction_train",
-                    fraction,
-                    "must be 1.0: the scheduler selects the clients of a round",
-                )
+            if getattr(inner, "fraction_train", 1.0) == 0.0:
+                message = "must be above 0: nothing would be trained"
+                raise ConfigError("fraction_train", 0.0, message)
             sampled = getattr(inner, "num_sampled_clients", num_selected)
             if sampled != num_selected:
                 raise ConfigError(
                     "num_sampled_clients", sampled, f"must be num_selected = {num_selected}"
                 )
+            if isinstance(inner, FedXgbCyclic) and num_selected != 1:
+                message = "must be 1: FedXgbCyclic trains one client at a time"
+                raise ConfigError("num_selected", num_selected, message)
         self.quorum = max(min_replies, *(_quorum(inner) for inner in self.chain))
         if self.quorum > num_selected:
             raise ConfigError(
@@ -79,6 +100,13 @@ class WrappedStrategy:
                 f"must be at least {self.quorum}, the updates that {type(self.chain[-1]).__name__} "
                 "needs for a step",
             )
+        counts = [int(getattr(inner, "min_available_nodes", 0)) for inner in self.chain]
+        self.min_available = max(1, *(n for n in counts if n > _FLOWER_MIN_NODES), 1)
+
+    @property
+    def name(self) -> str:
+        """Name of the strategy's class."""
+        return type(self.outer).__name__
 
     @property
     def weighted_by_key(self) -> str:
@@ -86,53 +114,152 @@ class WrappedStrategy:
         return str(getattr(self.chain[-1], "weighted_by_key", NUM_EXAMPLES))
 
     @property
-    def fixed_shapes(self) -> bool:
-        """Whether updates have the shapes of the model; tree ensembles grow."""
-        return not isinstance(self.chain[-1], FedXgbBagging | FedXgbCyclic)
+    def shapes_grow(self) -> bool:
+        """Whether updates have other shapes than the model, as tree ensembles have."""
+        return isinstance(self.chain[-1], FedXgbBagging | FedXgbCyclic)
+
+    @property
+    def own_train_rule(self) -> bool:
+        """Whether it aggregates updates by a rule that is not Flower's."""
+        return _is_own(self.outer, "aggregate_train")
+
+    @property
+    def own_evaluate_rule(self) -> bool:
+        """Whether it aggregates evaluations by a rule that is not Flower's."""
+        return _is_own(self.outer, "aggregate_evaluate")
+
+    @property
+    def own_start(self) -> bool:
+        """Whether it runs its rounds by a ``start`` of its own."""
+        return _is_own(self.outer, "start")
+
+    @property
+    def fraction_train(self) -> float:
+        """Smallest fraction of the clients that it would train by itself."""
+        return min(float(getattr(inner, "fraction_train", 1.0)) for inner in self.chain)
+
+    def check_model(self, specs: Mapping[str, ArraySpec]) -> None:
+        """Refuse a model that the strategy's rule cannot aggregate.
+
+        Raises
+        ------
+        ConfigError
+            If Flower's own code (flwr 1.42) would raise in each round, by array.
+        """
+        for inner in self.chain:
+            for key, spec in specs.items():
+                whole = spec.dtype.kind in "biu"
+                clipped = isinstance(inner, _ServerSideClipping) and (
+                    spec.shape or spec.dtype.kind == "b"
+                )
+                if whole and (clipped or isinstance(inner, QFedAvg)):
+                    raise ConfigError(
+                        key,
+                        f"array of {spec.dtype}",
+                        f"{type(inner).__name__} cannot aggregate it: "
+                        "send it as float32, or leave it out of the model",
+                    )
+
+    # -- what the strategy does in a round ------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return its messages for the nodes of ``grid``, all of which it may train."""
+        with self._set({"fraction_train": 1.0, **dict.fromkeys(_MINIMUM_COUNTS, 0)}):
+            return list(self._methods["configure_train"](server_round, arrays, config, grid))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return its aggregate of usable replies.
+
+        Flower adds differential-privacy noise for ``num_sampled_clients`` updates whatever their
+        number (flwr 1.42), which protects a short round too little. With an accountant the sample
+        size is part of its promise, and Flower makes no step in a short round.
+        """
+        replies = list(replies)
+        scaled = [each for each in self.chain if getattr(each, "accountant", None) is None]
+        arrays: ArrayRecord | None
+        with self._set({"num_sampled_clients": len(replies)}, scaled):
+            arrays, metrics = self._methods["aggregate_train"](server_round, replies)
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return its messages for the nodes of ``grid``: its fraction of them, as far as it goes.
+
+        A minimum count above the number of nodes would wait for ever.
+        """
+        num_nodes = len(list(grid.get_node_ids()))
+        with ExitStack() as stack:
+            for inner in self.chain:
+                counts = {name: getattr(inner, name, 0) for name in _MINIMUM_COUNTS}
+                at_most = {name: min(count, num_nodes) for name, count in counts.items()}
+                stack.enter_context(self._set(at_most, [inner]))
+            return list(self._methods["configure_evaluate"](server_round, arrays, config, grid))
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return its aggregate of evaluations."""
+        metrics: MetricRecord | None = self._methods["aggregate_evaluate"](server_round, replies)
+        return metrics
 
     @contextmanager
-    def without_minimum_counts(self) -> Iterator[Strategy]:
-        """Set Flower's minimum counts aside, else a short round would wait for ever."""
-        saved: list[tuple[Any, str, Any]] = []
-        for inner in self.chain:
-            for name in _MINIMUM_COUNTS:
-                if hasattr(inner, name):
-                    saved.append((inner, name, getattr(inner, name)))
-                    setattr(inner, name, 0)
+    def guided_by(self, guide: object) -> Iterator[Strategy]:
+        """Let the strategy's own ``start`` call a guide's methods in place of its own."""
         try:
+            for name in _CALLED_BY_START:
+                setattr(self.outer, name, getattr(guide, name))
             yield self.outer
+        finally:
+            for name in _CALLED_BY_START:
+                self.outer.__dict__.pop(name, None)
+
+    @contextmanager
+    def _set(
+        self, values: Mapping[str, object], strategies: Iterable[Any] | None = None
+    ) -> Iterator[None]:
+        """Set attributes of the strategies that have them, for a while."""
+        saved = [
+            (inner, name, getattr(inner, name))
+            for inner in (self.chain if strategies is None else strategies)
+            for name in values
+            if hasattr(inner, name)
+        ]
+        try:
+            for inner, name, _ in saved:
+                setattr(inner, name, values[name])
+            yield
         finally:
             for inner, name, value in saved:
                 setattr(inner, name, value)
 
-    @contextmanager
-    def for_replies(self, num_replies: int) -> Iterator[Strategy]:
-        """Scale differential-privacy noise to the updates that came.
-
-        Flower adds noise for ``num_sampled_clients`` updates whatever their number (flwr 1.42),
-        which protects a short round too little. With an accountant the sample size is part of
-        its promise, and Flower makes no step in a short round.
-        """
-        scaled = [
-            inner
-            for inner in self.chain
-            if hasattr(inner, "num_sampled_clients") and getattr(inner, "accountant", None) is None
-        ]
-        saved = [inner.num_sampled_clients for inner in scaled]
-        for inner in scaled:
-            inner.num_sampled_clients = num_replies
-        try:
-            yield self.outer
-        finally:
-            for inner, value in zip(scaled, saved, strict=True):
-                inner.num_sampled_clients = value
-
 
 def _chain(strategy: Strategy) -> Iterator[Any]:
-    inner: Any = strategy
-    while isinstance(inner, Strategy):
-        yield inner
-        inner = getattr(inner, "strategy", None)
+    """Yield a strategy and those that it holds, each once, from the outside in."""
+    found: list[Any] = [strategy]
+    for each in found:
+        yield each
+        for value in vars(each).values():
+            values: Any = [value]
+            if isinstance(value, Mapping):
+                values = value.values()
+            elif isinstance(value, list | tuple):
+                values = value
+            found.extend(
+                inner
+                for inner in values
+                if isinstance(inner, Strategy) and not any(inner is known for known in found)
+            )
+
+
+def _is_own(strategy: Strategy, method: str) -> bool:
+    """Tell whether a method was written outside Flower."""
+    function: Callable[..., Any] = getattr(type(strategy), method)
+    return not str(getattr(function, "__module__", "")).startswith("flwr.")
 
 
 def _quorum(strategy: Any) -> int:

@@ -50,6 +50,7 @@ from flower_scheduling.client.wire.protocol import (
     NAME,
     NUM_EXAMPLES,
     REPORT,
+    REQUEST,
     TIMING,
     TRAIN_LOSS,
 )
@@ -213,6 +214,7 @@ def run(
         "num_selected": NUM_SELECTED,
         "tau_max_s": TAU_MAX_S,
         "wait_s": 3.0,
+        "client_eval_every": 0,
     }
     scheduled = ScheduledStrategy(
         strategy, **{**defaults, **settings}, hooks=[lambda record, arrays: records.append(record)]
@@ -361,15 +363,15 @@ HOSTILE: dict[str, tuple[Client, str]] = {
             RecordDict({"arrays": reply(m).content["arrays"], "metrics": MetricRecord({"a": 1})}),
             reply_to=m,
         ),
-        "bad weight: metric 'num-examples' is None, not a number above 0",
+        "bad weight: metric 'num-examples' is None, not a number of at least 0",
     ),
-    "zero weight": (
-        lambda m: reply(m, num_examples=0),
-        "bad weight: metric 'num-examples' is 0, not a number above 0",
+    "weight beyond all others'": (
+        lambda m: reply(m, num_examples=1e12),
+        "bad weight: 1e+12 examples, where the other clients have ",
     ),
     "negative weight": (
         lambda m: reply(m, num_examples=-5),
-        "bad weight: metric 'num-examples' is -5, not a number above 0",
+        "bad weight: metric 'num-examples' is -5, not a number of at least 0",
     ),
     "nan weight": (
         lambda m: reply(m, num_examples=math.nan),
@@ -551,7 +553,8 @@ def test_device_that_has_left_accrues_no_debt() -> None:
 def test_local_accuracy_is_asked_for_and_used() -> None:
     def client(accuracy: float) -> Client:
         def answer(message: Message) -> Message:
-            assert message.content["config"][REPORT] == LOCAL_ACCURACY
+            assert message.content[REQUEST][REPORT] == LOCAL_ACCURACY
+            assert REPORT not in message.content["config"], "whose keys are the app's"
             return reply(message, metrics={LOCAL_ACCURACY: accuracy})
 
         return answer
@@ -636,8 +639,10 @@ def test_configuration_that_does_not_fit_is_refused_at_construction() -> None:
     def build(strategy: Strategy, **settings: Any) -> ScheduledStrategy:
         return ScheduledStrategy(strategy, **{"num_selected": 5, "tau_max_s": 1.0, **settings})
 
-    with pytest.raises(ConfigError, match=r"fraction_train = 0\.5: must be 1.0"):
-        build(FedAvg(fraction_train=0.5))
+    with pytest.raises(ConfigError, match=r"fraction_train = 0\.0: must be above 0"):
+        build(FedAvg(fraction_train=0.0))
+    with pytest.raises(ConfigError, match="num_selected = 5: must be 1: FedXgbCyclic"):
+        build(FedXgbCyclic())
     with pytest.raises(ConfigError, match="num_selected = 5: must be at least 7"):
         build(MultiKrum(num_malicious_nodes=2))
     with pytest.raises(ConfigError, match="num_selected = 5: must be at least 7"):
@@ -667,9 +672,32 @@ def test_must_be_outermost() -> None:
         ScheduledStrategy(outer, num_selected=2, tau_max_s=1.0)
 
 
-def test_strategy_that_trains_only_some_of_the_nodes_is_named() -> None:
-    with pytest.raises(SchedulingError, match="FedXgbCyclic configured 1 messages for the 5"):
-        run(FedXgbCyclic(), [reply] * 5)
+def test_strategy_that_samples_by_itself_trains_a_part_of_the_super_arm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Sampling(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+        ) -> Iterable[Message]:
+            messages = super().configure_train(server_round, arrays, config, grid)
+            return [m for m in messages if m.metadata.dst_node_id % 2 == server_round % 2]
+
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        _, records, grid, scheduled = run(Sampling(), [reply] * 5, rounds=2)
+    assert [record.selected for record in records] == [[1, 3], [0, 2, 4]]
+    assert sorted(grid.trained()) == [0, 1, 2, 3, 4]
+    assert scheduled.policy.play_count.tolist() == [1] * 5
+    said = [line for line in caplog.messages if "it samples by itself" in line]
+    assert said == ["round 1: Sampling trains 2 of the 5 selected clients: it samples by itself"]
+
+
+def test_strategy_with_messages_for_others_is_named() -> None:
+    class Twice(FedAvg):
+        def configure_train(self, *args: Any) -> Iterable[Message]:
+            return [*super().configure_train(*args), *super().configure_train(*args)]
+
+    with pytest.raises(SchedulingError, match="Twice configured 10 messages for the 5 selected"):
+        run(Twice(), [reply] * 5)
 
 
 def test_aggregation_that_raises_makes_no_step_and_the_run_goes_on() -> None:
@@ -706,6 +734,7 @@ def test_server_and_client_evaluation_and_result() -> None:
         tau_max_s=TAU_MAX_S,
         eval_every=3,
         client_eval_every=2,
+        client_eval_on="selected",
         client_eval_timeout_s=9.0,
         min_clients=5,
         stop_when=lambda record: record.round == 7,

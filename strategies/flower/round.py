@@ -1,0 +1,338 @@
+"""One round of a run: select, send, measure, check, aggregate, learn, record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flower_scheduling.client.wire.arrays import decode_array
+from flower_scheduling.client.wire.protocol import REPORT, REQUEST
+from flower_scheduling.errors import SchedulingError, TooFewClientsError
+
+from ..base import Explanation, FloatArray, Selection
+from .grids import SelectedNodesGrid
+from .membership import Membership
+from .policy_runner import PolicyRunner
+from .record import ArmResult, RoundRecord
+from .replies import ArraySpec
+from .reply_sorter import ReplySorter, SortedReplies
+from .timed_grid import LOGGER, TimedExchange
+from .wrapped import WrappedStrategy
+
+_MIN_TTL_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class RoundParts:
+    """What the rounds of a run share.
+
+    Attributes
+    ----------
+    grid : Grid
+        The grid that the app was given.
+    timed : TimedExchange
+        The same, able to measure.
+    membership, policy, sorter, wrapped
+        The parts of the strategy.
+    tau_max_s : float
+        Deadline [s].
+    free_form : bool
+        Whether replies may have any records, keys and shapes.
+    explain : bool
+        Whether records explain the selection.
+    told_of_subset : bool
+        Whether it was said that the strategy trains a part of the super arm.
+    """
+
+    grid: Grid
+    timed: TimedExchange
+    membership: Membership
+    policy: PolicyRunner
+    sorter: ReplySorter
+    wrapped: WrappedStrategy
+    tau_max_s: float
+    free_form: bool
+    explain: bool
+    told_of_subset: bool = False
+
+    def set_floors(self) -> None:
+        """Let the policy's floors follow the sizes that are known now."""
+        self.membership.sizes_changed = False
+        self.policy.set_floors(self.membership.arms)
+
+
+def set_ttl(messages: Iterable[Message], deadline_s: float) -> None:
+    """Let messages expire soon after their deadline.
+
+    Flower's default of 12 hours would lock a crashed device out for that long.
+    """
+    for message in messages:
+        message.metadata.ttl = max(_MIN_TTL_S, 4 * deadline_s)
+
+
+class TrainingRound:
+    """One round: :meth:`select`, :meth:`configure`, :meth:`exchange`, :meth:`aggregate`.
+
+    Parameters
+    ----------
+    parts : RoundParts
+        What rounds share.
+    number : int
+        Flower's number of the round, from 1.
+    policy_round : int
+        The policy's, which counts on over several runs.
+    arrays : ArrayRecord
+        The model before the round.
+    specs : mapping of str to ArraySpec, optional
+        Its shapes and dtypes, where they are known.
+
+    Attributes
+    ----------
+    arms : list of int
+        The super arm.
+    no_step : str or None
+        Why the model does not change.
+    specs : mapping of str to ArraySpec
+        Shapes and dtypes of the model; after :meth:`aggregate` of the new one.
+    """
+
+    def __init__(
+        self,
+        parts: RoundParts,
+        number: int,
+        policy_round: int,
+        arrays: ArrayRecord,
+        specs: Mapping[str, ArraySpec] | None = None,
+    ) -> None:
+        self.number = number
+        self.no_step: str | None = None
+        self.specs = ArraySpec.of(arrays) if specs is None else specs
+        self._parts = parts
+        self._policy_round = policy_round
+        self._arrays = arrays
+        self._selection: Selection | None = None
+        self._explanation: Explanation | None = None
+        self._available: list[int] = []
+        self._absent: list[int] = []
+        self.arms: list[int] = []
+        self._begin_s = math.nan
+        self._round_s = 0.0
+        self._sorted = SortedReplies({})
+        self._results: list[ArmResult] = []
+        self._queue: FloatArray | None = None
+
+    def select(self) -> None:
+        """Let the policy select the super arm of the arms that are available now."""
+        parts = self._parts
+        table = parts.membership.table
+        self._available = np.flatnonzero(table.available).tolist()
+        self._absent = np.flatnonzero(~table.member).tolist()
+        self._selection = parts.policy.ask(self._policy_round, table, parts.wrapped.quorum)
+        if parts.explain:
+            self._explanation = parts.policy.explain(self._selection)
+        self.arms = np.flatnonzero(self._selection.mask).tolist()
+        if not self.arms:
+            self.no_step = "quorum" if table.num_available else "nobody-available"
+        self._begin_s = parts.timed.now()
+
+    def configure(self, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        """Return the wrapped strategy's messages to the super arm, or to a part of it."""
+        if not self.arms:
+            return []
+        parts = self._parts
+        table, name = parts.membership.table, parts.wrapped.name
+        nodes = table.node_ids(self.arms)
+        grid = SelectedNodesGrid(parts.grid, nodes)
+        try:
+            messages = parts.wrapped.configure_train(self.number, arrays, config, grid)
+        except TooFewClientsError as error:
+            if len(self.arms) == parts.policy.num_selected:
+                raise SchedulingError(f"{name}: {error}") from None
+            messages, self.no_step = [], "quorum"
+        destinations = [message.metadata.dst_node_id for message in messages]
+        if len(set(destinations)) != len(destinations) or not set(destinations) <= set(nodes):
+            raise SchedulingError(
+                f"{name} configured {len(destinations)} messages for the {len(nodes)} selected "
+                "clients: it must train each of them once at most, and no others"
+            )
+        if len(destinations) < len(nodes):
+            self._reduce(destinations, len(nodes))
+        set_ttl(messages, parts.tau_max_s)
+        if requested := parts.policy.requested_metrics:
+            for message in messages:
+                message.content[REQUEST] = ConfigRecord({REPORT: " ".join(requested)})
+        return messages
+
+    def _reduce(self, node_ids: list[int], num_selected: int) -> None:
+        """Take for selected only the arms that the wrapped strategy has messages for."""
+        parts = self._parts
+        assert self._selection is not None
+        self.arms = sorted(parts.membership.table.arm_of(node).index for node in node_ids)
+        mask = np.zeros_like(self._selection.mask)
+        mask[self.arms] = True
+        self._selection = Selection(self._selection.context, mask, self._selection.drawn)
+        if not self.arms:
+            self.no_step = self.no_step or "not-configured"
+        if not parts.told_of_subset:
+            parts.told_of_subset = True
+            LOGGER.warning(
+                "round %d: %s trains %d of the %d selected clients: it samples by itself",
+                self.number,
+                parts.wrapped.name,
+                len(node_ids),
+                num_selected,
+            )
+
+    def exchange(self, messages: list[Message], deadline_s: float) -> list[Message]:
+        """Send the messages, measure, and return the replies that may be aggregated."""
+        parts = self._parts
+        exchanges = parts.timed.exchange(messages, deadline_s) if messages else []
+        self._round_s = parts.timed.now() - self._begin_s
+        self._sorted = found = parts.sorter.training(exchanges, self.specs, self._arrays)
+        if not parts.free_form:
+            found.refuse_odd()
+        sizes = {arm: update.num_examples for arm, update in found.updates.items()}
+        parts.membership.learn_sizes(self._policy_round, sizes | dict.fromkeys(found.empty, 0.0))
+        if parts.membership.sizes_changed:
+            parts.set_floors()
+        return [update.message for update in found.updates.values()]
+
+    def aggregate(self, replies: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the new model, or none, and the metrics; then let the policy learn.
+
+        Parameters
+        ----------
+        replies : list of Message
+            What :meth:`exchange` returned.
+        """
+        arrays, metrics = self._step(replies)
+        self.end()
+        return arrays, metrics
+
+    def end(self) -> None:
+        """Let the policy learn, if it has not."""
+        if self._selection is None:
+            return
+        parts = self._parts
+        self._results = parts.sorter.results(self._sorted)
+        parts.policy.tell(self._selection, self._results, self._sorted.updates)
+        self._selection = None
+        if parts.explain:
+            self._queue = parts.policy.queue
+
+    def _step(self, replies: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        found, quorum = self._sorted, self._parts.wrapped.quorum
+        if self.no_step is not None:
+            return None, None
+        if not found.updates:
+            self.no_step = "no-examples" if found.empty else "no-replies"
+            return None, None
+        if len(found.updates) < quorum:
+            self.no_step = "quorum"
+            return None, None
+        try:
+            return self._aggregated(replies)
+        except Exception as error:  # a fault in a round must not end the run
+            if not 0 < len(found.odd) <= len(found.updates) - quorum:
+                return self._failed(error)
+        # One reply of other names must not cost the others their round.
+        odd = {id(found.updates[arm].message) for arm in found.odd}
+        found.refuse_odd()
+        try:
+            return self._aggregated([reply for reply in replies if id(reply) not in odd])
+        except Exception as error:
+            return self._failed(error)
+
+    def _aggregated(self, replies: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        arrays, metrics = self._parts.wrapped.aggregate_train(self.number, replies)
+        if arrays is None:
+            self.no_step = "aggregation"
+            return None, metrics
+        model = fitted(arrays, self._arrays, self.specs)
+        before = {key: spec.shape for key, spec in self.specs.items()}
+        now = {key: tuple(array.shape) for key, array in model.items()}
+        if now != before:
+            self.specs = ArraySpec.of(model)
+            if not self._parts.wrapped.shapes_grow:
+                _log_change(self.number, before, now)
+        return model, metrics
+
+    def _failed(self, error: Exception) -> tuple[None, None]:
+        LOGGER.warning("round %d: no step, aggregation failed: %s", self.number, error)
+        self.no_step = "aggregation"
+        return None, None
+
+    def record(self, time_s: float) -> RoundRecord:
+        """Return what the round leaves behind; ``time_s`` is its end since the run's begin."""
+        return RoundRecord(
+            round=self.number,
+            time_s=time_s,
+            round_s=self._round_s,
+            num_arms=len(self._parts.membership.table),
+            available=self._available,
+            results=self._results,
+            stepped=self.no_step is None,
+            no_step=self.no_step,
+            absent=self._absent,
+            explanation=self._explanation,
+            queue=self._queue,
+        )
+
+
+def fitted(arrays: ArrayRecord, model: ArrayRecord, specs: Mapping[str, ArraySpec]) -> ArrayRecord:
+    """Return an aggregate in the dtypes of the model before it: FedAdam returns float64.
+
+    Arrays that the model has not got, or in other shapes, stay as they are. Where the model's own
+    value is not finite, as in masks, and the aggregate's is none, the model's is kept.
+
+    Raises
+    ------
+    SchedulingError
+        If a value is not finite where the model's is.
+    """
+    result = ArrayRecord()
+    for key, array in arrays.items():
+        view, spec = decode_array(array), specs.get(key)
+        like = spec is not None and view.shape == spec.shape
+        changed = False
+        if view.dtype.kind in "fc" and not np.isfinite(view).all():
+            own = decode_array(model[key]) if like else None
+            lost = ~np.isfinite(view)
+            if own is None or own.dtype.kind not in "fc" or np.isfinite(own[lost]).any():
+                raise SchedulingError(f"the aggregate's {key!r} is not finite")
+            view, changed = np.where(lost, own, view), True
+        if spec is not None and view.dtype != spec.dtype and view.dtype.kind in "fbiu":
+            view, changed = _converted(view, spec.dtype), True
+        result[key] = Array(np.require(view, requirements="C")) if changed else array
+    return result
+
+
+def _converted(view: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return numbers in another dtype, those for whole numbers rounded."""
+    if dtype.kind in "iu" and view.dtype.kind == "f":
+        info = np.iinfo(dtype)
+        return np.asarray(np.clip(np.rint(view), info.min, info.max), dtype=dtype)
+    if dtype.kind == "b":
+        return np.asarray(np.rint(view) != 0)
+    return np.asarray(view, dtype=dtype)
+
+
+def _log_change(
+    server_round: int, before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Warn that the model has other arrays than before: few mean that."""
+    keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    LOGGER.warning(
+        "round %d: the model has %d arrays now, %d before; these differ: %s",
+        server_round,
+        len(now),
+        len(before),
+        ", ".join(map(repr, keys[:5])) + (" ..." if len(keys) > 5 else ""),
+    )
