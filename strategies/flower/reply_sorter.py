@@ -88,6 +88,7 @@ class ReplySorter:
         self._table = table
         self._training, self._evaluation = SchemaVote(), SchemaVote()
         self._seen = False  # whether a reply's arrays were like the model's
+        self._weights: dict[int, float] = {}  # by arm, the last
         self._logged: set[tuple[str, int, str]] = set()
 
     def training(
@@ -105,7 +106,6 @@ class ReplySorter:
                 continue
             try:
                 update = self._checker.read(exchange.reply, specs, model, lenient=not self._seen)
-                self._check_weight(arm, update.num_examples)
             except InvalidReplyError as error:
                 found.reasons[arm] = str(error)
                 continue
@@ -114,6 +114,7 @@ class ReplySorter:
                 found.empty.append(arm)
             else:
                 found.updates[arm] = update
+        self._refuse_weights(found)
         # Once a reply was like the model, all must be; until then all may be alike in another way.
         self._seen |= any(not update.unlike for update in found.updates.values())
         for arm, update in list(found.updates.items()):
@@ -143,14 +144,18 @@ class ReplySorter:
             )
         return results
 
-    def _check_weight(self, arm: int, weight: float | None) -> None:
-        """Refuse a weight beside which those of all others would not count."""
-        if weight is None or weight <= _UNQUESTIONED_WEIGHT:
-            return
-        others = [a.num_examples for a in self._table.arms if a.index != arm and a.num_examples]
-        if others and weight > _MOST_TIMES_MEDIAN * (median := statistics.median(others)):
-            text = f"{weight:g} examples, where the other clients have {median:g}"
-            raise InvalidReplyError(BAD_WEIGHT, text)
+    def _refuse_weights(self, found: SortedReplies) -> None:
+        """Refuse weights beside which those of all others would not count."""
+        now = {arm: update.num_examples or 0.0 for arm, update in found.updates.items()}
+        known = self._weights | now
+        for arm, weight in now.items():
+            others = [known[other] for other in known if other != arm]
+            if weight <= _UNQUESTIONED_WEIGHT or not others:
+                continue
+            if weight > _MOST_TIMES_MEDIAN * (median := statistics.median(others)):
+                text = f"{weight:g} examples, where the other clients have {median:g}"
+                found.refuse(arm, f"{BAD_WEIGHT}: {text}")
+        self._weights |= {arm: now[arm] for arm in found.updates}
 
     def evaluation(self, exchanges: Iterable[Exchange]) -> list[Message]:
         """Return the replies that may be averaged: of finite metrics, and under the same names."""

@@ -21,7 +21,7 @@ from .grids import SelectedNodesGrid
 from .membership import Membership
 from .policy_runner import PolicyRunner
 from .record import ArmResult, RoundRecord
-from .replies import ArraySpec
+from .replies import LARGEST_VALUE, ArraySpec
 from .reply_sorter import ReplySorter, SortedReplies
 from .timed_grid import LOGGER, TimedExchange
 from .wrapped import WrappedStrategy
@@ -290,12 +290,12 @@ def fitted(arrays: ArrayRecord, model: ArrayRecord, specs: Mapping[str, ArraySpe
     """Return an aggregate in the dtypes of the model before it: FedAdam returns float64.
 
     Arrays that the model has not got, or in other shapes, stay as they are. Where the model's own
-    value is not finite, as in masks, and the aggregate's is none, the model's is kept.
+    value is not finite or huge, as in masks, and arithmetic has none for it, the model's is kept.
 
     Raises
     ------
     SchedulingError
-        If a value is not finite where the model's is.
+        If a value is not finite where the model's is an ordinary number.
     """
     result = ArrayRecord()
     for key, array in arrays.items():
@@ -305,7 +305,7 @@ def fitted(arrays: ArrayRecord, model: ArrayRecord, specs: Mapping[str, ArraySpe
         if view.dtype.kind in "fc" and not np.isfinite(view).all():
             own = decode_array(model[key]) if like else None
             lost = ~np.isfinite(view)
-            if own is None or own.dtype.kind not in "fc" or np.isfinite(own[lost]).any():
+            if own is None or (np.abs(own[lost]) <= LARGEST_VALUE).any():
                 raise SchedulingError(f"the aggregate's {key!r} is not finite")
             view, changed = np.where(lost, own, view), True
         if spec is not None and view.dtype != spec.dtype and view.dtype.kind in "fbiu":

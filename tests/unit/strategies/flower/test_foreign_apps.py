@@ -1,0 +1,615 @@
+"""ScheduledStrategy around other people's strategies and models: as on stock Flower."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedXgbBagging,
+    FedYogi,
+    Krum,
+    QFedAvg,
+    Result,
+    Strategy,
+)
+from scripted_grid import Client, ScriptedGrid
+
+from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
+from flower_scheduling.errors import ConfigError, SchedulingError
+from flower_scheduling.strategies.flower import LOGGER, RoundRecord, ScheduledStrategy
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+def model(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({key: Array(np.asarray(array)) for key, array in arrays.items()})
+
+
+def answer(
+    message: Message,
+    change: Callable[[dict[str, np.ndarray[Any, Any]]], Arrays] = lambda arrays: arrays,
+    *,
+    num_examples: float = 10,
+    records: Mapping[str, Any] | None = None,
+    **metrics: Any,
+) -> Message:
+    """Answer with the received arrays, changed."""
+    received = {key: array.numpy() for key, array in message.content["arrays"].items()}
+    content: dict[str, Any] = {
+        "arrays": model(change(received)),
+        "metrics": MetricRecord({NUM_EXAMPLES: num_examples, **metrics}),
+        **(records or {}),
+    }
+    return Message(RecordDict(content), reply_to=message)
+
+
+def start(
+    strategy: Strategy,
+    clients: Sequence[Client],
+    initial: ArrayRecord,
+    *,
+    rounds: int = 3,
+    grid: ScriptedGrid | None = None,
+    evaluate_fn: Any = None,
+    **settings: Any,
+) -> tuple[Result, list[RoundRecord], ScheduledStrategy]:
+    grid = grid or ScriptedGrid(clients)
+    records: list[RoundRecord] = []
+    settings = {
+        "policy": "random",
+        "num_selected": len(grid.clients),
+        "tau_max_s": 4.0,
+        "wait_s": 3.0,
+        "client_eval_every": 0,
+        **settings,
+    }
+    scheduled = ScheduledStrategy(
+        strategy, **settings, hooks=[lambda record, arrays: records.append(record)]
+    )
+    result = scheduled.start(grid, initial, num_rounds=rounds, evaluate_fn=evaluate_fn)
+    return result, records, scheduled
+
+
+# -- arrays ------------------------------------------------------------------------------------
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    )
+
+
+def trains_a_network(message: Message) -> Message:
+    net = network()
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    net.train()
+    for seed in range(3):
+        net(torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)))
+    with torch.no_grad():
+        net[0].weight += 0.1
+    content = {
+        "arrays": ArrayRecord(net.state_dict()),
+        "metrics": MetricRecord({NUM_EXAMPLES: 8}),
+    }
+    return Message(RecordDict(content), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedMedian, FedTrimmedAvg, Krum],
+    ids=lambda each: each.__name__,
+)
+def test_batch_normalisation_is_trained_round_after_round(strategy: type[Strategy]) -> None:
+    arrays = ArrayRecord(network().state_dict())
+    before = arrays["0.weight"].numpy()
+    for _ in range(2):  # the second run begins with the model of the first
+        result, records, _ = start(strategy(), [trains_a_network] * 5, arrays)
+        arrays = result.arrays
+        assert [record.no_step for record in records] == [None] * 3
+        after = arrays["0.weight"].numpy()
+        assert not np.array_equal(before, after)
+        before = after
+    counter = arrays["1.num_batches_tracked"].numpy()
+    assert counter.shape == ()
+    assert counter.dtype == np.int64
+    if strategy is FedAvg:
+        assert counter == 2 * 3 * 3
+    network().load_state_dict(arrays.to_torch_state_dict())
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.asarray(5, np.int64),
+        np.asarray(0.5, np.float32),
+        np.array([1, -2], np.int8),
+        np.array([True, False]),
+        np.ones(2, np.float16),
+        np.zeros((0, 3), np.float32),
+        np.asfortranarray(np.arange(6, dtype=np.float64).reshape(2, 3)),
+        np.array([1 + 2j], np.complex64),
+        np.array([2**40], np.uint64),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+@pytest.mark.parametrize("strategy", [FedAvg, lambda: FedProx(proximal_mu=0.1), FedMedian])
+def test_array_of_any_kind_comes_back_as_it_was(
+    strategy: Callable[[], Strategy], array: np.ndarray[Any, Any]
+) -> None:
+    initial = model({"w": np.zeros(3, np.float32), "other": array})
+    result, records, _ = start(strategy(), [answer] * 3, initial)
+    assert all(record.stepped for record in records)
+    found = result.arrays["other"].numpy()
+    assert (found.shape, found.dtype) == (array.shape, array.dtype)
+    assert np.array_equal(found, array)
+
+
+@pytest.mark.parametrize("value", [np.asarray(5, np.int64), np.asarray(0.5, np.float32)])
+def test_scalar_under_clipping_on_the_server(value: np.ndarray[Any, Any]) -> None:
+    strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 10.0, 3)
+    initial = model({"w": np.zeros(3, np.float32), "n": value})
+    client: Client = lambda m: answer(m, lambda a: {**a, "w": a["w"] + np.float32(1)})  # noqa: E731
+    result, records, _ = start(strategy, [client] * 3, initial)
+    assert all(record.stepped for record in records)
+    assert result.arrays["n"].numpy() == pytest.approx(value, rel=1e-6)
+    assert result.arrays["n"].numpy().shape == ()
+
+
+def test_model_that_flowers_rule_cannot_aggregate_is_refused_before_the_first_round() -> None:
+    counter = {"w": np.zeros(3, np.float32), "n": np.asarray(5, np.int64)}
+    with pytest.raises(ConfigError, match="n = 'array of int64': QFedAvg cannot aggregate it"):
+        start(QFedAvg(client_learning_rate=0.1), [answer] * 3, model(counter))
+    result, records, _ = start(
+        QFedAvg(client_learning_rate=0.1),
+        [lambda m: answer(m, train_loss=1.0)] * 3,
+        model({"w": np.zeros(3, np.float32), "n": np.asarray(5, np.float32)}),
+    )
+    assert all(record.stepped for record in records)
+    assert result.arrays["n"].numpy().shape == ()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Flower's arithmetic
+@pytest.mark.parametrize("fill", [-math.inf, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedMedian])
+def test_mask_stays_what_it_is_and_weights_are_still_checked(
+    strategy: type[Strategy], fill: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    def trains(message: Message) -> Message:
+        return answer(message, lambda a: {**a, "w": a["w"] + np.float32(1)})
+
+    def spoils(message: Message) -> Message:
+        return answer(message, lambda a: {**a, "w": np.full(3, fill, np.float32)})
+
+    def unmasks(message: Message) -> Message:
+        return answer(message, lambda a: {**a, "mask": np.full((3, 3), math.nan, np.float32)})
+
+    mask = np.triu(np.full((3, 3), fill, np.float32), 1)
+    initial = model({"w": np.zeros(3, np.float32), "mask": mask})
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        result, records, _ = start(strategy(), [trains, spoils, trains, unmasks], initial)
+    assert [record.completed for record in records] == [[True, False, True, False]] * 3
+    assert all(record.stepped for record in records)
+    assert np.array_equal(result.arrays["mask"].numpy(), mask)
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    said = [line for line in caplog.messages if "is not finite in" in line]
+    assert len(said) == (1 if math.isinf(fill) else 0)
+
+
+def test_metric_that_is_no_number_costs_no_update() -> None:
+    clients = [lambda m, loss=loss: answer(m, train_loss=loss) for loss in (0.5, math.nan, 2.0)]
+    _, records, scheduled = start(
+        FedAvg(), clients, model({"w": np.zeros(3, np.float32)}), policy="oort"
+    )
+    assert [record.completed for record in records] == [[True] * 3] * 3
+    told = scheduled.policy.state_dict()["last_loss"]
+    assert told.tolist() == [0.5, -math.inf, 2.0], "no number is no report"
+
+
+# -- records, keys and shapes --------------------------------------------------------------------
+
+
+def test_scaffold_gets_its_control_variates() -> None:
+    class Scaffold(FedAvg):
+        controls = 0
+
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            arrays = []
+            for reply in replies:
+                self.controls += "control" in reply.content
+                arrays.append(reply.content["arrays"]["w"].numpy())
+            return model({"w": np.mean(arrays, axis=0)}), None
+
+    def client(message: Message) -> Message:
+        control = {"control": model({"c": np.ones(2)})}
+        return answer(message, lambda a: {"w": a["w"] + np.float32(1)}, records=control)
+
+    strategy = Scaffold()
+    result, records, _ = start(strategy, [client] * 3, model({"w": np.zeros(3, np.float32)}))
+    assert strategy.controls == 9
+    assert all(record.stepped for record in records)
+    assert result.arrays["w"].numpy().tolist() == [3.0] * 3
+
+
+def test_submodels_of_other_shapes_go_to_a_strategy_that_merges_them() -> None:
+    class HeteroFL(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            total, count = np.zeros(4), np.zeros(4)
+            for reply in replies:
+                part = reply.content["arrays"]["w"].numpy()
+                total[: len(part)] += part
+                count[: len(part)] += 1
+            return model({"w": total / count}), None
+
+    def client(width: int) -> Client:
+        return lambda message: answer(message, lambda a: {"w": a["w"][:width] + np.float32(1)})
+
+    clients = [client(width) for width in (4, 2, 1)]
+    result, records, _ = start(HeteroFL(), clients, model({"w": np.zeros(4, np.float32)}))
+    assert all(record.completed == [True] * 3 for record in records)
+    assert result.arrays["w"].numpy().tolist() == [3.0] * 4
+    assert result.arrays["w"].numpy().dtype == np.float32
+    _, records, _ = start(
+        HeteroFL(), clients, model({"w": np.zeros(4, np.float32)}), fixed_shapes=True
+    )
+    assert [record.completed for record in records] == [[True, False, False]] * 3
+
+
+def test_reply_of_other_names_costs_an_own_rule_one_reply_not_the_round() -> None:
+    class Logging(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            return super().aggregate_train(server_round, replies)
+
+    clients: list[Client] = [answer, lambda m: answer(m, surprise=1.0), answer]
+    _, records, _ = start(Logging(), clients, model({"w": np.zeros(3, np.float32)}))
+    assert [record.completed for record in records] == [[True, False, True]] * 3
+    assert all(record.stepped for record in records)
+
+
+def test_adapters_alone_become_the_model_if_all_clients_send_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def adapter(message: Message) -> Message:
+        return answer(message, lambda a: {"w": a["w"] + np.float32(1)})
+
+    initial = model({"w": np.zeros(3, np.float32), "frozen": np.ones(5, np.float32)})
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        result, records, _ = start(FedAvg(), [adapter] * 3, initial)
+    assert all(record.stepped for record in records)
+    assert list(result.arrays) == ["w"]
+    assert result.arrays["w"].numpy().tolist() == [3.0] * 3
+    said = [line for line in caplog.messages if "the model has" in line]
+    assert said == ["round 1: the model has 1 arrays now, 2 before; these differ: 'frozen'"]
+
+
+def test_model_that_the_clients_bring_replaces_an_empty_one() -> None:
+    def client(message: Message) -> Message:
+        return answer(message, lambda a: {"w": np.full(2, len(a) + 1.0, np.float32)})
+
+    result, records, _ = start(FedAvg(), [client] * 3, ArrayRecord())
+    assert all(record.stepped for record in records)
+    assert result.arrays["w"].numpy().tolist() == [2.0, 2.0]
+
+
+def test_part_of_a_model_is_refused_beside_whole_ones() -> None:
+    def part(message: Message) -> Message:
+        return answer(message, lambda a: {"w": a["w"]})
+
+    initial = model({"w": np.zeros(3, np.float32), "b": np.ones(5, np.float32)})
+    _, records, _ = start(FedAvg(), [part, answer, part], initial)
+    reason = "wrong arrays: keys ['w'] instead of ['b', 'w']"
+    assert [record.reason for record in records] == [[reason, None, reason]] * 3
+
+
+def test_trees_grow() -> None:
+    def client(message: Message) -> Message:
+        tree = b'{"learner": {"gradient_booster": {"model": {"gbtree_model_param": '
+        tree += b'{"num_trees": "1", "num_parallel_tree": "1"}, "iteration_indptr": [0, 1], '
+        tree += b'"trees": [{"id": 0}], "tree_info": [0]}}}}'
+        return answer(message, lambda a: {"0": np.frombuffer(tree, np.uint8)})
+
+    initial = ArrayRecord([np.frombuffer(b"", np.uint8)])
+    result, records, _ = start(FedXgbBagging(), [client] * 3, initial)
+    assert all(record.stepped for record in records)
+    assert b'"num_trees": "9"' in result.arrays["0"].numpy().tobytes()
+
+
+def test_number_of_examples_may_count_tokens() -> None:
+    clients = [lambda m, k=k: answer(m, num_examples=k * 3_000_000_000) for k in (1, 2, 3)]
+    _, records, _ = start(FedAvg(), clients, model({"w": np.zeros(3, np.float32)}))
+    assert [record.completed for record in records] == [[True] * 3] * 3
+
+
+# -- strategies ----------------------------------------------------------------------------------
+
+
+def test_start_of_ones_own_runs_the_rounds() -> None:
+    class Mine(FedAvg):
+        def start(self, *args: Any, **kwargs: Any) -> Result:
+            self.log = ["begin"]
+            result = super().start(*args, **kwargs)
+            self.log.append("end")
+            return result
+
+    def client(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            return answer(message, lambda a: {"w": a["w"] + np.float32(1)}, train_loss=0.5)
+        metrics = MetricRecord({NUM_EXAMPLES: 1, "accuracy": 0.25})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    evaluated = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        evaluated.append(server_round)
+        return MetricRecord({"accuracy": server_round / 10})
+
+    strategy = Mine()
+    result, records, scheduled = start(
+        strategy,
+        [client] * 5,
+        model({"w": np.zeros(3, np.float32)}),
+        num_selected=2,
+        client_eval_every=None,
+        evaluate_fn=evaluate,
+    )
+    assert scheduled.log == ["begin", "end"], "its attributes are to be had"
+    assert [record.round for record in records] == [1, 2, 3]
+    assert [len(record.selected) for record in records] == [2, 2, 2]
+    assert [record.accuracy for record in records] == [0.1, 0.2, 0.3]
+    assert evaluated == [0, 1, 2, 3]
+    assert result.arrays["w"].numpy().tolist() == [3.0] * 3
+    assert result.train_metrics_clientapp[3]["train_loss"] == 0.5
+    assert result.evaluate_metrics_clientapp[3]["accuracy"] == 0.25
+    assert scheduled.policy.play_count.sum() == 6
+    assert "configure_train" not in vars(strategy), "as before"
+
+
+def test_start_that_trains_by_other_means_is_named() -> None:
+    class Odd(FedAvg):
+        def start(self, *args: Any, **kwargs: Any) -> Result:
+            return Result(arrays=ArrayRecord())
+
+    with pytest.raises(SchedulingError, match=r"Odd.start\(\) trained no round"):
+        start(Odd(), [answer] * 3, model({"w": np.zeros(3, np.float32)}))
+
+
+@pytest.mark.parametrize("where", ["attribute", "list", "mapping"])
+def test_strategy_held_under_any_name_waits_for_no_more_clients(where: str) -> None:
+    class Holder(Strategy):
+        def __init__(self, inner: Strategy) -> None:
+            self.inner = {"attribute": inner, "list": [inner], "mapping": {"a": inner}}[where]
+
+        def _get(self) -> Any:
+            inner: Any = self.inner
+            return inner if where == "attribute" else inner[0 if where == "list" else "a"]
+
+        def configure_train(self, *args: Any) -> Iterable[Message]:
+            return self._get().configure_train(*args)  # type: ignore[no-any-return]
+
+        def aggregate_train(self, *args: Any) -> Any:
+            return self._get().aggregate_train(*args)
+
+        def configure_evaluate(self, *args: Any) -> Iterable[Message]:
+            return self._get().configure_evaluate(*args)  # type: ignore[no-any-return]
+
+        def aggregate_evaluate(self, *args: Any) -> Any:
+            return self._get().aggregate_evaluate(*args)
+
+        def summary(self) -> None: ...
+
+    _, records, _ = start(
+        Holder(FedAvg(min_available_nodes=4)),
+        [answer] * 4,
+        model({"w": np.zeros(3, np.float32)}),
+        num_selected=1,
+    )
+    assert [len(record.selected) for record in records] == [1, 1, 1]
+    assert len(records[0].available) == 4, "it waits for what the strategy asks for, once"
+
+
+def test_strategy_that_waits_for_more_than_it_can_get_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Waiting(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            while len(list(grid.get_node_ids())) < 3:
+                pass
+            return super().configure_train(server_round, arrays, config, grid)
+
+    initial = model({"w": np.zeros(3, np.float32)})
+    with pytest.raises(SchedulingError, match="Waiting: it waits for more than the 2 clients"):
+        start(Waiting(), [answer] * 4, initial, num_selected=2)
+    grid = ScriptedGrid([answer] * 4)
+    grid.on_begin = lambda server_round: grid.away.update({100, 101} if server_round == 2 else ())
+    _, records, _ = start(Waiting(), [], initial, grid=grid, num_selected=3)
+    assert [record.no_step for record in records] == [None, "quorum", "quorum"]
+
+
+def test_fraction_of_the_clients_gives_way_to_the_policys_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = FedAvg(fraction_train=0.5)
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        _, records, _ = start(
+            strategy, [answer] * 8, model({"w": np.zeros(3, np.float32)}), num_selected=3
+        )
+    assert [len(record.selected) for record in records] == [3, 3, 3]
+    assert strategy.fraction_train == 0.5
+    assert any("fraction_train = 0.5: of those available, 3 clients" in m for m in caplog.messages)
+
+
+def test_started_again_it_goes_on_with_what_it_has_learned() -> None:
+    grid = ScriptedGrid([answer] * 4)
+    records: list[RoundRecord] = []
+    scheduled = ScheduledStrategy(
+        FedAvg(),
+        num_selected=2,
+        tau_max_s=4.0,
+        client_eval_every=0,
+        hooks=[lambda record, arrays: records.append(record)],
+    )
+    before = scheduled.start(grid, model({"w": np.zeros(3, np.float32)}), num_rounds=3)
+    after = scheduled.start(grid, before.arrays, num_rounds=2)
+    assert [record.round for record in records] == [1, 2, 3, 1, 2]
+    assert scheduled.policy.play_count.sum() == 10
+    assert scheduled.policy.last_round == 5
+    assert records[3].time_s <= records[2].time_s, "its time begins anew"
+    assert list(after.arrays) == ["w"]
+
+
+def test_attributes_are_those_of_the_wrapped_strategy() -> None:
+    class Mine(FedAvg):
+        def set_path(self, path: str) -> None:
+            self.path = path
+
+    scheduled = ScheduledStrategy(Mine(fraction_evaluate=0.25), num_selected=2, tau_max_s=1.0)
+    scheduled.set_path("here")
+    assert scheduled.path == "here"
+    scheduled.fraction_evaluate = 0.75
+    assert scheduled.fraction_evaluate == 0.75
+    assert "fraction_evaluate" not in vars(scheduled)
+    with pytest.raises(AttributeError, match="'Mine' object has no attribute 'nothing'"):
+        _ = scheduled.nothing
+
+
+# -- evaluation on clients -----------------------------------------------------------------------
+
+
+def evaluates(message: Message) -> Message:
+    if message.metadata.message_type == MessageType.TRAIN:
+        return answer(message)
+    metrics = MetricRecord({NUM_EXAMPLES: 1, "accuracy": 0.5})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def no_handler(message: Message) -> Message:
+    if message.metadata.message_type == MessageType.TRAIN:
+        return answer(message)
+    reason = "ValueError: No evaluate function registered with name 'default'"
+    return Message(Error(2, reason), reply_to=message)
+
+
+def asked(grid: ScriptedGrid) -> list[int]:
+    kind = MessageType.EVALUATE
+    sent = [m.metadata.dst_node_id - 100 for m in grid.sent if m.metadata.message_type == kind]
+    return sorted(sent)
+
+
+def evaluation_rounds(strategy: Strategy, client: Client, **settings: Any) -> tuple[Any, list[int]]:
+    grid = ScriptedGrid([client] * 4)
+    initial = model({"w": np.zeros(3, np.float32)})
+    settings = {"num_selected": 2, "min_clients": 4, "client_eval_every": None, **settings}
+    result, _, _ = start(strategy, [], initial, grid=grid, rounds=2, **settings)
+    return result.evaluate_metrics_clientapp, asked(grid)
+
+
+def test_clients_evaluate_as_the_wrapped_strategy_wants() -> None:
+    metrics, nodes = evaluation_rounds(FedAvg(), evaluates)
+    assert [m["accuracy"] for m in metrics.values()] == [0.5, 0.5]
+    assert nodes == [0, 0, 1, 1, 2, 2, 3, 3], "also outside the super arm"
+    metrics, nodes = evaluation_rounds(FedAvg(fraction_evaluate=0.5), evaluates)
+    assert len(nodes) == 2 * 2
+    metrics, nodes = evaluation_rounds(FedAvg(min_evaluate_nodes=7), evaluates)
+    assert len(nodes) == 2 * 4, "as many as there are"
+    assert evaluation_rounds(FedAvg(fraction_evaluate=0.0), evaluates) == ({}, [])
+    metrics, nodes = evaluation_rounds(FedAvg(), evaluates, client_eval_on="selected")
+    assert len(nodes) == 2 * 2
+
+
+def test_clients_without_a_function_to_evaluate_are_asked_once() -> None:
+    assert evaluation_rounds(FedAvg(), no_handler) == ({}, [0, 1, 2, 3])
+
+
+# -- clients without examples --------------------------------------------------------------------
+
+
+def test_client_without_examples_is_owed_nothing_and_tried_again_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    has_data_from = 30
+
+    def empty(message: Message) -> Message:
+        late = message.content["config"]["server-round"] >= has_data_from
+        return answer(message, num_examples=20 if late else 0)
+
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        _, records, scheduled = start(
+            FedAvg(),
+            [],
+            model({"w": np.zeros(3, np.float32)}),
+            grid=ScriptedGrid([empty, answer, answer], answers_query=False),
+            rounds=60,
+            policy="cs-ucb-q-adaptive",
+            fairness="equal:0.3",
+            num_selected=2,
+        )
+    tried = [record.round for record in records if 0 in record.selected]
+    before = [number for number in tried if number < has_data_from]
+    assert 1 <= len(before) <= 3
+    assert all(record.reason == [None] * len(record.selected) for record in records)
+    assert sum(1 for number in tried if number > has_data_from) > 5, "it takes part again"
+    said = [line for line in caplog.messages if "has no examples" in line]
+    assert len(said) == 1
+    assert scheduled.floors == [0.3, 0.3, 0.3]
+
+
+def test_floor_is_none_while_a_client_has_no_examples() -> None:
+    _, _, scheduled = start(
+        FedAvg(),
+        [lambda m: answer(m, num_examples=0), answer, answer],
+        model({"w": np.zeros(3, np.float32)}),
+        policy="cs-ucb-q-adaptive",
+        fairness="equal:0.3",
+        num_selected=3,
+    )
+    assert scheduled.floors == [0.0, 0.3, 0.3]
+    assert scheduled.queues is not None
+    assert scheduled.queues[0] <= 0.3
+
+
+def test_fleet_without_any_examples_ends() -> None:
+    clients = [lambda m: answer(m, num_examples=0)] * 3
+    with pytest.raises(SchedulingError, match="no client has examples: all 3 said"):
+        start(FedAvg(), clients, model({"w": np.zeros(3, np.float32)}), rounds=50)
+
+
+def test_floor_follows_the_number_of_examples() -> None:
+    def client(message: Message) -> Message:
+        more = message.content["config"]["server-round"] > 1
+        return answer(message, num_examples=610 if more else 110)
+
+    grid = ScriptedGrid([client, lambda m: answer(m, num_examples=110)], answers_query=False)
+    floors: list[Any] = []
+    scheduled = ScheduledStrategy(
+        FedAvg(), num_selected=1, min_clients=2, tau_max_s=9.0, fairness="proportional:0.5"
+    )
+    scheduled.add_hook(lambda record, arrays: floors.append(scheduled.floors))
+    scheduled.start(grid, model({"w": np.zeros(3, np.float32)}), num_rounds=20)
+    assert floors[-1] == pytest.approx([0.5 * 610 / 720, 0.5 * 110 / 720])
