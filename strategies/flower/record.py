@@ -63,7 +63,8 @@ class RoundRecord:
     stepped : bool
         Whether the model changed.
     no_step : str or None
-        Why it did not: ``nobody-available``, ``no-replies``, ``quorum``, ``aggregation``.
+        Why it did not: ``nobody-available``, ``no-replies``, ``no-examples``, ``quorum``,
+        ``not-configured`` or ``aggregation``.
     accuracy, loss : float or None
         Of the new model on the server, where evaluated.
     absent : list of int

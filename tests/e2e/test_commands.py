@@ -40,6 +40,7 @@ def run(arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_second_run_needs_no_network(tmp_path: Path) -> None:
     done = run(
         "--rounds 3 --json",

@@ -160,6 +160,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_it_follows_a_running_fleet_whatever_its_clients_are_called(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -294,6 +295,7 @@ def test_every_chart_and_control_has_words_for_who_cannot_see(
         assert visit.page.evaluate("document.activeElement.className") == "skip"
 
 
+@pytest.mark.slow
 def test_a_saved_page_works_without_its_server(
     browser: Browser, finished: Path, tmp_path: Path
 ) -> None:

@@ -232,6 +232,7 @@ def start_runtime(folder: Path, log: Path, **settings: object) -> subprocess.Pop
         )
 
 
+@pytest.mark.slow
 def test_runtime_over_tls_leaves_results_and_no_process(tmp_path: Path) -> None:
     certs = CertificateFolder(tmp_path / "certs")
     certs.create(["127.0.0.1"])

@@ -200,6 +200,7 @@ def test_fetches_from_the_first_mirror(tmp_path, serve):
     assert lines[-1].startswith("MNIST: complete in ")
 
 
+@pytest.mark.slow
 def test_bad_mirrors_are_given_up_for_the_next(tmp_path, serve):
     reasons = {
         corrupt: r"File not found or corrupted\.",
@@ -442,6 +443,7 @@ def test_scale_pixels():
     assert scale_pixels(scaled) is scaled
 
 
+@pytest.mark.slow
 def test_a_start_with_the_files_in_place_spares_torchvisions_import(mnist):
     code = (
         "import sys; import flower_scheduling.client.app as client;"
@@ -451,6 +453,7 @@ def test_a_start_with_the_files_in_place_spares_torchvisions_import(mnist):
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_torchvision_reads_the_cache_folder_alike(mnist):
     from torchvision.datasets import MNIST
 

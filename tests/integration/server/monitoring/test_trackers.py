@@ -322,6 +322,7 @@ def test_trackers_need_a_run_directory() -> None:
 # --- the real libraries ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_both_have_what_the_run_directory_has(tmp_path: Path) -> None:
     run_dir = tmp_path / "a run"
@@ -356,6 +357,7 @@ def test_both_have_what_the_run_directory_has(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a run"], "nothing beside it"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_a_resumed_run_goes_on_in_the_same_place_and_says_nothing_twice(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -418,6 +420,7 @@ def test_what_a_kill_has_cut_off_is_sent_after_the_resumption(tmp_path: Path) ->
             assert found[key] == want[key], key
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -429,6 +432,7 @@ def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
     assert board(run_dir).Tensors("status")[0].tensor_proto.string_val == [b"killed"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_compare_reports_each_policy_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -752,6 +756,7 @@ def test_what_is_of_no_use_to_repeat_is_not_repeated(
     ]
 
 
+@pytest.mark.slow
 def test_mlflow_starts_anew_in_a_store_that_has_not_got_the_run(tmp_path: Path) -> None:
     (tmp_path / "trackers.json").write_text('{"begin_s": 1.5, "mlflow_run_id": "elsewhere"}')
     run = TrackedRun(tmp_path, {"seed": 0}, done=2)

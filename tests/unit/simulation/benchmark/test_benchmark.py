@@ -182,6 +182,7 @@ def play_league(out: Path, *scenarios: str, processes: int = 1) -> list[dict[str
     return list(csv.DictReader((out / "league.csv").read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_the_league_leaves_its_numbers_and_keeps_what_was_computed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for name, floors in (("plain", ""), ("owing", "floors = 0.1")):

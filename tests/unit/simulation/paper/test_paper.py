@@ -115,6 +115,7 @@ def jobs(log: Path, *seeds: int) -> list[Job]:
     return [Job(f"job-{seed}", partial(draw, seed, str(log)), float(seed)) for seed in seeds]
 
 
+@pytest.mark.slow
 def test_a_job_is_computed_once_whatever_happened_to_the_others(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "jobs"
     with pytest.raises(ArithmeticError, match="this job fails"):
@@ -353,6 +354,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*.csv")}
 
 
+@pytest.mark.slow
 def test_a_figure_by_itself_is_computed_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
