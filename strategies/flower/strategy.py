@@ -336,6 +336,12 @@ class ScheduledStrategy(Strategy):
                 fraction,
                 self._num_selected,
             )
+        if self._free_form:
+            LOGGER.info(
+                "\t├──> %s has a rule of its own: replies may have any records, keys and shapes "
+                "(fixed_shapes=True: those of the model alone)",
+                self._wrapped.name,
+            )
         self._wrapped.outer.summary()
 
     def start(
