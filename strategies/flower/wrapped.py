@@ -146,6 +146,10 @@ class WrappedStrategy:
         ConfigError
             If Flower's own code (flwr 1.42) would raise in each round, by array.
         """
+        for key, spec in specs.items():
+            if spec.dtype.kind not in "biufc" and not self.own_train_rule:
+                message = "must be numbers that numpy knows: send float32 instead of bfloat16"
+                raise ConfigError(key, f"array of {spec.dtype}", message)
         for inner in self.chain:
             for key, spec in specs.items():
                 whole = spec.dtype.kind in "biu"

@@ -194,6 +194,16 @@ def test_model_that_flowers_rule_cannot_aggregate_is_refused_before_the_first_ro
     assert result.arrays["n"].numpy().shape == ()
 
 
+def test_number_that_numpy_does_not_know_is_named_at_either_end() -> None:
+    odd = np.zeros(3, "V2")  # what is left of bfloat16 on the way
+    with pytest.raises(ConfigError, match=r"w = 'array of \|V2': must be numbers .* send float32"):
+        start(FedAvg(), [answer] * 2, model({"w": odd}))
+    client: Client = lambda m: answer(m, lambda a: {"w": odd})  # noqa: E731
+    _, records, _ = start(FedAvg(), [client, answer], model({"w": np.zeros(3, np.float32)}))
+    assert "send float32" in str(records[0].reason[0])
+    assert all(record.stepped for record in records)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Flower's arithmetic
 @pytest.mark.parametrize("fill", [-math.inf, float(np.finfo(np.float32).min)])
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedMedian])
