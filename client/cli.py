@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import signal
 import socket
 import sys
@@ -29,7 +28,7 @@ from flower_scheduling.errors import (
 from flower_scheduling.loading import load_object
 
 from .slots import take_slot
-from .wire.addresses import is_loopback
+from .wire.addresses import is_loopback, parse_address
 from .wire.frames import package_version
 
 _OUR_APP: Final = "flower_scheduling.client.app:app"
@@ -45,7 +44,6 @@ _NODE_CONFIG: Final = (
     "compute",
 )
 _PREFIX: Final = "FLOWER_CLIENT"  # of environment variables
-_HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/@\[\]]+")
 _WARN_DAYS: Final = 30  # before a certificate's end
 
 
@@ -170,7 +168,7 @@ def cli(
         # The number stays this client's until the lock is released at the end of the process.
         node["partition_id"], _lock = take_slot(slots, node["num_partitions"])
         name = f"client-{node['partition_id']}"
-    _check_address(address, secure=tls is not None or insecure)
+    address = _checked_address(address, secure=tls is not None or insecure)
     credentials, own_fault = _credentials(tls, name)
     node_config = {
         key.replace("_", "-"): node[key] for key in _NODE_CONFIG if node[key] is not None
@@ -251,7 +249,7 @@ def health(
         _own_or_programs(context, key, value)
         for key, value in (("address", address), ("name", name), ("tls", tls))
     )
-    _check_address(address, secure=True)
+    address = _checked_address(address, secure=True)
     credentials, own_fault = _credentials(tls, name)
     if credentials is None:
         channel = grpc.insecure_channel(address)
@@ -312,11 +310,11 @@ def _warn_of_expiry(tls: Path, name: str) -> None:
         )
 
 
-def _check_address(address: str, *, secure: bool) -> None:
-    host, colon, port = address.rpartition(":")
-    if not colon or not _HOST.fullmatch(host) or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ClientConfigError(f"server = {address!r}: must be HOST:PORT")
-    if not secure and not is_loopback(host):
+def _checked_address(address: str, *, secure: bool) -> str:
+    """Return the server's address as gRPC takes it."""
+    parsed = parse_address("server", address)
+    if not secure and not is_loopback(parsed.host):
         raise ClientConfigError(
             f"server = {address!r} is beyond this machine: give --tls FOLDER, or --insecure"
         )
+    return str(parsed)

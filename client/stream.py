@@ -20,6 +20,7 @@ from flower_scheduling.errors import ConnectionRefused, VersionMismatch, WireErr
 from .app_runner import LOGGER, AppRunner, Worker, encodable
 from .wire import chunks
 from .wire import frames as wire
+from .wire.addresses import parse_address
 from .wire.calls import DEFAULT_KEEPALIVE_S, WriteTasks, channel_options, chunk_reader
 from .wire.health import OwnFault, tls_hint
 
@@ -80,6 +81,8 @@ class StreamClient:
     ------
     WireError
         If the name cannot be one.
+    ConfigError
+        If the address cannot be one.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class StreamClient:
     ) -> None:
         wire.check_name(name)
         self.name = name
-        self._address = address
+        self._address = str(parse_address("server", address))
         self._credentials = credentials
         self._own_fault = own_fault
         self._stay = stay

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from flower_scheduling.client.wire.addresses import is_loopback
+from flower_scheduling.client.wire.addresses import is_loopback, join_host_port, parse_address
 from flower_scheduling.extras import require_extra
 
 from ..transport.sockets import listen
@@ -33,15 +33,19 @@ def page_token(address: str) -> str | None:
     """Return what visitors of an address have to know; ``None`` on loopback: nothing."""
     if given := os.environ.get(TOKEN_VARIABLE):
         return given
-    return None if is_loopback(address.rpartition(":")[0]) else secrets.token_urlsafe(16)
+    return None if is_loopback(_host(address)) else secrets.token_urlsafe(16)
 
 
 def page_url(address: str, port: int, token: str | None) -> str:
     """Return where the page is, with the token."""
-    host = address.rpartition(":")[0]
-    if host in ("0.0.0.0", "[::]", "::"):
+    host = _host(address)
+    if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
-    return f"http://{host}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{join_host_port(host, port)}/" + (f"?token={token}" if token else "")
+
+
+def _host(address: str) -> str:
+    return parse_address("page", address, any_port=True).host
 
 
 def print_url(url: str) -> None:
@@ -146,9 +150,8 @@ def serve_page(
     from ..monitoring.http_server import HttpServer
     from .web import page_app, view_of
 
-    host = address.rpartition(":")[0]
     with view_of(run_dir) as live:
-        app = page_app(live, host, token)
+        app = page_app(live, _host(address), token)
         with HttpServer("page", address, app, listener=listener) as server:
             on_url(page_url(address, server.port, token))
             wait()

@@ -13,6 +13,7 @@ from flwr.app import Context, RecordDict, UserConfig
 from flwr.serverapp import ServerApp
 
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
+from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.errors import ConfigError, ServerAppError
 from flower_scheduling.extras import require_extra
@@ -99,8 +100,9 @@ def run_fleet(
         run_config=run_config,
     )
     with grid, _metrics(config.metrics, partial(status.snapshot, grid)):
-        host = config.address.rpartition(":")[0]
-        LOGGER.info("listening on %s:%d%s", host, grid.port, "" if credentials else ", no TLS")
+        host = parse_address("address", config.address, any_port=True).host
+        where = join_host_port(host, grid.port)
+        LOGGER.info("listening on %s%s", where, "" if credentials else ", no TLS")
         with page_process(Path(config.run_dir), config.page), stoppable():
             _run_app(server_app, config.app, grid, context)
     if outcome.no_step:
@@ -144,8 +146,8 @@ def _metrics(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Iterato
     from ..monitoring.prometheus import metrics_server
 
     with metrics_server(address, snapshot) as metrics:
-        host = address.rpartition(":")[0]
-        LOGGER.info("metrics at http://%s:%d/metrics", host, metrics.port)
+        host = parse_address("metrics", address, any_port=True).host
+        LOGGER.info("metrics at http://%s/metrics", join_host_port(host, metrics.port))
         yield
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 import httpx
 import tomli_w
 
+from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import (
     host_names,
     load_certificate,
@@ -65,9 +66,8 @@ class SuperLink:
     """
 
     def __init__(self, folder: Path, address: str, tls: Path | None = None) -> None:
-        host, _, port = address.rpartition(":")
-        self._host = host.strip("[]")
-        self._port = _free_port(address, self._host, int(port))
+        self._host, port = parse_address("address", address, any_port=True)
+        self._port = _free_port(address, self._host, port)
         self._local = _local_host(self._host)
         self._tls = tls.resolve() if tls else None
         if self._tls is not None:
@@ -81,7 +81,7 @@ class SuperLink:
     @property
     def address(self) -> str:
         """Where SuperNodes on this machine connect, HOST:PORT."""
-        return _join(self._local, self._port)
+        return join_host_port(self._local, self._port)
 
     @property
     def log_file(self) -> Path:
@@ -185,7 +185,7 @@ class SuperLink:
         """Return the command that starts a SuperNode, as people type it."""
         everywhere = self._host != self._local
         command = supernode_command(
-            _join(socket.gethostname(), self._port) if everywhere else self.address,
+            join_host_port(socket.gethostname(), self._port) if everywhere else self.address,
             node_config={},
             root_certificates=Path("ca.pem") if self._tls else None,
         )
@@ -344,10 +344,6 @@ def _free_port(address: str, host: str, port: int) -> int:
 def _local_host(host: str) -> str:
     """Return where a server that listens on ``host`` is reached from this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _require_host(tls: Path, host: str) -> None:

@@ -6,8 +6,9 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from flower_scheduling.client.wire.addresses import is_loopback
+from flower_scheduling.client.wire.addresses import is_loopback, parse_address
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.schema import kebab
 from flower_scheduling.strategies import GivenFloors, parse_floors
 
 from ..transport.admission import DEFAULT_MAX_CLIENTS
@@ -62,7 +63,4 @@ class FleetConfig(ServerConfig):
         )
 
     def _require_host_and_port(self, name: str) -> str:
-        host, colon, port = str(getattr(self, name)).rpartition(":")
-        valid = bool(colon and host) and port.isdigit() and int(port) < 65536
-        self.require(name, valid, "HOST:PORT")
-        return host
+        return parse_address(kebab(name), str(getattr(self, name)), any_port=True).host

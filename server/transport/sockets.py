@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Final
 
+from flower_scheduling.client.wire.addresses import parse_address
 from flower_scheduling.errors import ConfigError
 
 # What is wrong with an address that cannot be had, taken or not allowed.
@@ -26,18 +28,18 @@ def listen(key: str, address: str) -> socket.socket:
     ConfigError
         If the address cannot be had.
     """
-    host, _, port = address.rpartition(":")
-    bare = ":" in host and not host.startswith("[")
-    host = host.strip("[]")
-    if not host or bare:  # without a host it would listen everywhere
-        raise ConfigError(key, address, "must be HOST:PORT, e.g. 127.0.0.1:8501 or [::1]:8501")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    host, port = parse_address(key, address, any_port=True)
+    listener: socket.socket | None = None
     try:
-        listener.bind((host, int(port)))
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, *_, where = min(found, key=lambda one: one[0] != socket.AF_INET)
+        listener = socket.socket(family, kind)
+        if os.name != "nt":  # there it would share the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
         listener.listen()
-    except (OSError, ValueError, OverflowError):
-        listener.close()
+    except (OSError, UnicodeError):
+        if listener is not None:
+            listener.close()
         raise ConfigError(key, address, f"must be HOST:PORT of this machine, {FREE_PORT}") from None
     return listener

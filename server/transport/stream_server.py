@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.addresses import parse_address
 from flower_scheduling.client.wire.calls import server_options
 from flower_scheduling.errors import ConfigError
 
@@ -48,7 +49,7 @@ class StreamServer:
         credentials: grpc.ServerCredentials | None,
         keepalive_s: float,
     ) -> None:
-        self._address = address
+        self._address = str(parse_address("address", address, any_port=True))
         self._servicer = servicer
         self._credentials = credentials
         self._keepalive_s = keepalive_s
