@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from flower_scheduling.environment import check_environment, is_link_variable
 from flower_scheduling.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -22,7 +22,6 @@ from flower_scheduling.errors import (
     ClientConfigError,
     SchedulingError,
     WireError,
-    did_you_mean,
     fail,
 )
 from flower_scheduling.loading import load_object
@@ -85,8 +84,20 @@ _server = click.option(
     envvar="FLOWER_CLIENT_SERVER",
     help="HOST:PORT.",
 )
+
+
+def _own_name(context: click.Context, parameter: click.Parameter, name: str) -> str:
+    """Return the client's name, unless what is in its variable is the name of a Docker link."""
+    from_environment = context.get_parameter_source("name") == ParameterSource.ENVIRONMENT
+    if from_environment and is_link_variable(_PREFIX, f"{_PREFIX}_NAME", name):
+        context.set_parameter_source("name", ParameterSource.DEFAULT)
+        return socket.gethostname()
+    return name
+
+
 _name = click.option(
     "--name",
+    callback=_own_name,
     default=socket.gethostname,
     show_default="host name",
     envvar="FLOWER_CLIENT_NAME",
@@ -278,10 +289,7 @@ def _check_environment(context: click.Context) -> None:
         options = [each for each in params if each.allow_from_autoenv]
         known.update(f"{prefix}_{(each.name or '').upper()}" for each in options)
         known.update(each.envvar for each in options if isinstance(each.envvar, str))
-    for variable in sorted(os.environ.keys() - known):
-        if variable.startswith(f"{_PREFIX}_") and os.environ[variable]:
-            hint = did_you_mean(variable, sorted(known))
-            raise ClientConfigError(f"{variable} is set in the environment, and no flag{hint}")
+    check_environment(_PREFIX, known)
 
 
 def _credentials(tls: Path | None, name: str) -> tuple[Any, Callable[[], str] | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from rich.logging import RichHandler
 
 from flower_scheduling.client.wire.frames import package_version
 from flower_scheduling.client.wire.health import check_health
-from flower_scheduling.errors import ConfigError, nearest
+from flower_scheduling.environment import check_environment
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import kebab
 from flower_scheduling.strategies.flower import LOGGER
 
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(cli, arguments, "flower-server")
 
 
+_PREFIX = "FLOWER_SERVER"  # of environment variables
 # Settings that concern another ServerApp too
 _WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-message-mb"}
 
@@ -45,7 +46,7 @@ _WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-m
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-        "auto_envvar_prefix": "FLOWER_SERVER",
+        "auto_envvar_prefix": _PREFIX,
     },
 )
 @click.version_option(package_version(), prog_name="flower-server", allow_from_autoenv=False)
@@ -129,15 +130,13 @@ def _refuse_idle_flags(context: click.Context, flags: dict[str, Any]) -> None:
 
 def _refuse_unknown_variables(context: click.Context) -> None:
     """Refuse variables that no flag is meant by: a typing error would go unnoticed."""
-    prefix = "FLOWER_SERVER_"
+    prefix = f"{_PREFIX}_"
     known = {f"{prefix}{each.name.upper()}" for each in cli.params if each.name}
     for command in cli.commands.values():
         own = f"{prefix}{(command.name or '').upper()}_"
         known |= {f"{own}{each.name.upper()}" for each in command.params if each.name}
     known |= {f"{prefix}CONTINUE", TOKEN_VARIABLE}  # the first one's parameter has another name
-    for name in sorted(os.environ.keys() - known):
-        if name.startswith(prefix) and os.environ[name]:
-            raise ConfigError(name, os.environ[name], "no flag is set by it", nearest(name, known))
+    check_environment(_PREFIX, known)
 
 
 def _handler(console: Console) -> logging.Handler:

@@ -112,7 +112,9 @@ def page_app(live: LiveState, host: str, token: str | None) -> Starlette:
     ]
     middleware = [Middleware(_SecurityHeaders)]
     if is_loopback(host):
-        names = ["localhost", "127.0.0.1", "[::1]", host]
+        # Starlette cuts a host at its first colon (1.3), so of an IPv6 address the bracket is left;
+        # no other site has an address for a name.
+        names = ["localhost", "127.0.0.1", "[", host]
         middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=names))
     if token is not None:
         middleware.append(Middleware(_TokenGate, token=token))

@@ -10,8 +10,27 @@ import pytest
 
 from flower_scheduling.client.cli import cli as client_cli
 from flower_scheduling.client.cli import main as client_main
+from flower_scheduling.environment import is_link_variable
 from flower_scheduling.server.cli.main import cli as server_cli
 from flower_scheduling.server.cli.main import main as server_main
+
+
+def link_variables(name: str) -> dict[str, str]:
+    """Return what Kubernetes sets for a service, and Docker for a link, of this name."""
+    return {
+        f"{name}_SERVICE_HOST": "10.96.7.2",
+        f"{name}_SERVICE_PORT": "9092",
+        f"{name}_SERVICE_PORT_GRPC": "9092",
+        f"{name}_PORT": "tcp://10.96.7.2:9092",
+        f"{name}_PORT_9092_TCP": "tcp://10.96.7.2:9092",
+        f"{name}_PORT_9092_TCP_PROTO": "tcp",
+        f"{name}_PORT_9092_TCP_PORT": "9092",
+        f"{name}_PORT_9092_TCP_ADDR": "10.96.7.2",
+        f"{name}_NAME": "/web/flower-server",
+        f"{name}_ENV_PATH": "/usr/bin:/bin",
+        f"{name}_ENV_MOTTO": "two\nlines",
+    }
+
 
 SHARE = ["--server", "127.0.0.1:1", "--partition-id", "0", "--num-partitions", "1"]
 
@@ -92,10 +111,45 @@ def test_variables_that_nothing_is_meant_by_are_refused(
 ) -> None:
     monkeypatch.setenv("FLOWER_SERVER_RONDS", "5")
     assert server_main([]) == 2
-    assert "did you mean FLOWER_SERVER_ROUNDS?" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "error: environment = 'FLOWER_SERVER_RONDS': is set, and no flag of this program "
+        "(did you mean FLOWER_SERVER_ROUNDS?)\n"
+    )
     monkeypatch.delenv("FLOWER_SERVER_RONDS")
     monkeypatch.setenv("FLOWER_SERVER_VERSION", "1")
     assert server_main(["health", "--address", "127.0.0.1:1", "--timeout-s", "2"]) == 1, "no health"
+
+
+@pytest.mark.parametrize("service", ["", "-metrics", "-page", "-address"])
+def test_variables_of_kubernetes_and_docker_are_no_flags(
+    service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for prefix, main, address in (
+        ("FLOWER_SERVER", server_main, "--address"),
+        ("FLOWER_CLIENT", client_main, "--server"),
+    ):
+        for name, value in link_variables(f"{prefix}{service}".upper().replace("-", "_")).items():
+            monkeypatch.setenv(name, value)
+        assert main(["health", address, "127.0.0.1:1", "--timeout-s", "0.2"]) == 1
+        assert "no flower-server answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_the_name_of_a_link_is_no_clients_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "device")
+    for given, name in (("/web/flower-client", "device"), ("dev-1", "dev-1")):
+        monkeypatch.setenv("FLOWER_CLIENT_NAME", given)
+        assert client_main(["--tls", str(tmp_path), *SHARE]) == 2
+        assert f"certificate {tmp_path}/{name}.pem" in capsys.readouterr().err
+
+
+def test_no_other_flag_can_be_set_by_kubernetes_or_docker() -> None:
+    links = {"tcp://10.0.0.1:80", "10.0.0.1", "80", "/web/flower-server"}
+    for prefix, group in (("FLOWER_CLIENT", client_cli), ("FLOWER_SERVER", server_cli)):
+        names = {f"{prefix}_{(option.name or '').upper()}" for option in group.params}
+        taken = {name for name in names for value in links if is_link_variable(prefix, name, value)}
+        assert taken <= {"FLOWER_CLIENT_NAME"}
 
 
 def test_flags_before_a_command_count(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,7 @@ def test_the_state_is_sent_once_and_small(run: Run) -> None:
 def test_on_loopback_other_names_are_not_answered(run: Run) -> None:
     with visit(run) as visitor:
         assert visitor.get("/", headers={"host": "localhost:8501"}).status_code == 200
+        assert visitor.get("/", headers={"host": "[::1]:8501"}).status_code == 200
         assert visitor.get("/", headers={"host": "evil.example"}).status_code == 400
 
 
@@ -170,6 +171,7 @@ def test_a_token_is_made_up_beyond_loopback_alone(monkeypatch: pytest.MonkeyPatc
     assert page_token("127.0.0.1:8501") == "mine"
     assert page_url("192.0.2.7:0", 77, "t") == "http://192.0.2.7:77/?token=t"
     assert page_url("0.0.0.0:0", 77, None) == f"http://{socket.gethostname()}:77/"
+    assert page_url("[::1]:0", 77, None) == "http://[::1]:77/"
 
 
 def test_it_is_served_from_a_process_of_its_own_that_ends_with_the_run(run: Run) -> None:
