@@ -81,13 +81,14 @@ def run_fleet(
             prepared=prepared,
             resume=resume,
         )
-    deny_list = DenyList(config.deny_list)
+    deny_list = DenyList(config.deny_list, lambda: [node.name for node in grid.get_nodes()])
     grid = StreamGrid(
         config.address,
         run_config=run_config,
         credentials=credentials,
         is_denied=deny_list,
         refresh_denied=deny_list.refresh,
+        on_first_exchange=deny_list.begin,
         status=status.snapshot,
         max_clients=config.max_clients,
         max_message_bytes=config.max_message_mb << 20,

@@ -52,6 +52,9 @@ class StreamGrid(OwnGrid):
     refresh_denied : callable, optional
         Called every two seconds, in a thread of its own, before ``is_denied`` is asked of the
         connected clients; :meth:`.DenyList.refresh` reads a file.
+    on_first_exchange : callable, optional
+        Called once, before the first messages are sent that a caller waits for: the first round
+        begins.
     status : callable, optional
         Takes this grid, returns what the ``Status`` method answers, ready for JSON; called in a
         thread. With TLS only a caller with a server's certificate is answered: the status names
@@ -83,6 +86,7 @@ class StreamGrid(OwnGrid):
         credentials: grpc.ServerCredentials | None = None,
         is_denied: Callable[[str], bool] = lambda name: False,
         refresh_denied: Callable[[], object] = lambda: None,
+        on_first_exchange: Callable[[], object] | None = None,
         status: Callable[[StreamGrid], Mapping[str, Any]] = lambda grid: {},
         max_clients: int = DEFAULT_MAX_CLIENTS,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
@@ -92,6 +96,7 @@ class StreamGrid(OwnGrid):
     ) -> None:
         super().__init__(run_id)
         self._clock = clock
+        self._on_first_exchange = on_first_exchange
         self._servicer = FleetServicer(
             run_id=lambda: self._run.run_id,
             run_config=dict(run_config or {}),
@@ -176,6 +181,9 @@ class StreamGrid(OwnGrid):
 
     def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
         """Send the messages; return when all are answered, or at the deadline [s]."""
+        on_first, self._on_first_exchange = self._on_first_exchange, None
+        if on_first is not None:
+            on_first()
         arrivals: queue.SimpleQueue[Request] = queue.SimpleQueue()
         requests = self._prepare(messages, arrivals)
         exchanges: dict[str, Exchange] = {}
