@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.names import unknown_names
 
 from .base import FloatArray, IntArray, check_count, check_real
 
@@ -132,7 +134,21 @@ class NamedFloors(FloorRule):
             raise ConfigError(
                 "fairness", dict(self.values), f"is by name, and the {count} arms have none"
             )
-        return np.array([self.values.get(name, 0.0) for name in names], dtype=np.float64)
+        values = {_normal(name): value for name, value in self.values.items()}
+        return np.array([values.get(_normal(name), 0.0) for name in names], dtype=np.float64)
+
+    def unknown(self, names: Iterable[str]) -> set[str]:
+        """Return the names that none of these clients has."""
+        known = set(map(_normal, names))
+        return {name for name in self.values if _normal(name) not in known}
+
+    def unknown_message(self, names: Iterable[str]) -> str:
+        """Say in one line which names none of these clients has; empty if there is none."""
+        names = list(names)
+        if not (unknown := self.unknown(names)):
+            return ""
+        own = set(map(_normal, self.values))
+        return unknown_names(unknown, [name for name in names if _normal(name) not in own])
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +219,11 @@ class HeuristicFloors(FloorRule):
         self, num_examples: ArrayLike, num_selected: int, names: Sequence[str] | None = None
     ) -> FloatArray:
         return _shares(num_examples, self.phi * num_selected)
+
+
+def _normal(name: str) -> str:
+    """Return a name in one Unicode form: two keyboards may write the same letter differently."""
+    return unicodedata.normalize("NFC", name)
 
 
 _RULES: Final[Mapping[str, Callable[[float], FloorRule]]] = {

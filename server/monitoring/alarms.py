@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from flower_scheduling.strategies import NamedFloors, parse_floors
 from flower_scheduling.strategies.flower import LOGGER, TIMEOUT, RoundRecord, failure_kind
 
 from ..callbacks import RoundCallback, Run
@@ -25,6 +26,8 @@ NO_STEP: Final = "no-step"
 DIVERGED: Final = "diverged"
 NOT_LEARNING: Final = "not-learning"
 CHECKPOINT_STALE: Final = "checkpoint-stale"
+FLOOR_UNKNOWN: Final = "floor-unknown"
+CAME_AND_LEFT: Final = "came-and-left"
 KINDS: Final = {
     FLOOR_MISSED: "a client had less than its floor in the last rounds",
     ALWAYS_FAILS: "a client has failed five times in a row or more",
@@ -34,6 +37,8 @@ KINDS: Final = {
     DIVERGED: "the loss is no finite number any more",
     NOT_LEARNING: "twenty evaluations or more without a better accuracy",
     CHECKPOINT_STALE: "the last checkpoint is older than it should be",
+    FLOOR_UNKNOWN: "a floor is by a name that no client has",
+    CAME_AND_LEFT: "five clients or more came once and left",
 }
 """Every kind of alarm, and what it means."""
 
@@ -48,6 +53,9 @@ _CALM: Final = 0.5  # an alarm on the deadline ends at this part of what began i
 _BETTER: Final = 0.002  # what an accuracy must gain to count as better
 _NO_STEP_ROUNDS: Final = 10
 _EVALUATIONS: Final = 20
+_UNKNOWN_ROUNDS: Final = 10  # in which a client of a name may still join
+_GONE_ROUNDS: Final = 10  # after which a client counts as gone
+_GONE_CLIENTS: Final = 5
 _MAX_LOGGED: Final = 20  # alarms of one kind that the log names
 _LOG_AGAIN_S: Final = 3600.0  # and in which time [s]
 
@@ -89,19 +97,31 @@ class Alarms:
         Deadline [s].
     checkpoint_every : int
         Rounds between checkpoints; 0: there are none.
+    fairness : str
+        Floors as the user writes them.
     """
 
     def __init__(
-        self, totals: RunTotals, *, tau_max_s: float = 0.0, checkpoint_every: int = 0
+        self,
+        totals: RunTotals,
+        *,
+        tau_max_s: float = 0.0,
+        checkpoint_every: int = 0,
+        fairness: str = "none",
     ) -> None:
         self._totals = totals
         self._tau_max_s = tau_max_s
         self._checkpoint_every = checkpoint_every
+        self._rule = parse_floors(fairness)
         self._window: deque[_WindowRound] = deque()
         # Sums over the window, the last two by arm.
         self._num_selected = self._num_timeouts = 0
         self._selected: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._member: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        # By arm: whether it is a member, how often it became one, rounds since it was one.
+        self._there: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._joins: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._away: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._best, self._evaluations_since = -1.0, 0
         self._tight = self._loose = False
 
@@ -114,6 +134,7 @@ class Alarms:
         self._enter(
             _WindowRound(record.selected, member, max(answers_s, default=0.0), kinds.count(TIMEOUT))
         )
+        self._follow_members(member)
         self._judge_deadline()
         if record.accuracy is not None:
             better = record.accuracy > self._best + _BETTER
@@ -134,7 +155,11 @@ class Alarms:
         saved_round : int
             The round of the last checkpoint.
         """
-        found = [*self._of_run(saved_round), *self._of_clients(names, floors)]
+        found = [
+            *self._of_run(saved_round),
+            *self._of_names(names, floors),
+            *self._of_clients(names, floors),
+        ]
         return sorted(found, key=lambda alarm: (alarm.arm >= 0, list(KINDS).index(alarm.kind)))
 
     def _judge_deadline(self) -> None:
@@ -180,6 +205,27 @@ class Alarms:
         if every and totals.rounds - saved_round > 2 * every:
             text = f"the last checkpoint is of round {saved_round}, one every {every} is wanted"
             yield Alarm(CHECKPOINT_STALE, -1, text)
+
+    def _follow_members(self, member: NDArray[np.bool_]) -> None:
+        if (missing := member.size - self._there.size) > 0:
+            self._there = np.pad(self._there, (0, missing))
+            self._joins = np.pad(self._joins, (0, missing))
+            self._away = np.pad(self._away, (0, missing))
+        self._joins += member & ~self._there
+        self._away = np.where(member, 0, self._away + 1)
+        self._there = member
+
+    def _of_names(self, names: Sequence[str], floors: Sequence[float] | None) -> Iterator[Alarm]:
+        text = ""
+        if floors is not None and isinstance(self._rule, NamedFloors):
+            text = self._rule.unknown_message(names)
+        if text and self._totals.rounds >= _UNKNOWN_ROUNDS:
+            yield Alarm(FLOOR_UNKNOWN, -1, f"{text}, and a floor waits for it")
+        gone = np.flatnonzero((self._joins <= 1) & (self._away >= _GONE_ROUNDS))
+        if gone.size >= _GONE_CLIENTS:
+            text = f"{gone.size} clients came once and left, {names[gone[-1]]} last"
+            advice = "a device that is called anew at each start should be given a name (--name)"
+            yield Alarm(CAME_AND_LEFT, -1, f"{text}: {advice}")
 
     def _of_clients(self, names: Sequence[str], floors: Sequence[float] | None) -> Iterator[Alarm]:
         for arm, (times, kind) in sorted(self._totals.failing.items()):
@@ -234,6 +280,7 @@ class AlarmLog(RoundCallback):
             run.totals,
             tau_max_s=config.tau_max_s,
             checkpoint_every=config.checkpoint_every if run.directory else 0,
+            fairness=config.fairness,
         )
         self.active = ()
         self._logged: Counter[str] = Counter()  # of each kind, since

@@ -62,6 +62,7 @@ class RunView:
                 self._totals,
                 tau_max_s=float(self._config.get("tau-max-s", 0.0)),
                 checkpoint_every=int(self._config.get("checkpoint-every", 0)),
+                fairness=str(self._config.get("fairness", "none")),
             )
         self._arms = self._read("arms.json", json.loads) or []
         self._name_list = []

@@ -20,7 +20,7 @@ from flower_scheduling.files import write_whole
 from flower_scheduling.server.app import create_app, prepare_run
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
 from flower_scheduling.server.runs.directory import TRUTH, read_rounds
-from flower_scheduling.strategies import POLICIES, check_feasibility, parse_floors
+from flower_scheduling.strategies import POLICIES, NamedFloors, check_feasibility, parse_floors
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, RoundRecord
 
 from ..settings import SimulationConfig
@@ -153,12 +153,16 @@ class Simulation:
         config = self.config
         if "min_participation" not in POLICIES[config.strategy].parameters():
             return
-        floors = parse_floors(config.fairness).floors(num_examples, config.num_selected)
+        names = [f"client-{arm + 1}" for arm in range(config.num_clients)]
+        rule = parse_floors(config.fairness)
+        if isinstance(rule, NamedFloors) and (message := rule.unknown_message(names)):
+            last = f"they are called {names[0]} to {names[-1]}"
+            raise ConfigError("fairness", config.fairness, message, last)
+        floors = rule.floors(num_examples, config.num_selected, names)
         feasibility = check_feasibility(
             floors, config.num_selected, config.per_client("availability")
         )
         if not feasibility.feasible:
-            names = [f"client-{arm + 1}" for arm in range(config.num_clients)]
             raise ConfigError("fairness", config.fairness, feasibility.message(names))
 
 

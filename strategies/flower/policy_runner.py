@@ -11,8 +11,16 @@ import numpy as np
 from flower_scheduling.client.wire.protocol import LOCAL_ACCURACY, TRAIN_LOSS
 from flower_scheduling.errors import ConfigError, SchedulingError
 
-from ..base import Explanation, FloatArray, RoundContext, RoundOutcome, SchedulingPolicy, Selection
-from ..fairness import FloorRule, check_feasibility, parse_floors
+from ..base import (
+    BoolArray,
+    Explanation,
+    FloatArray,
+    RoundContext,
+    RoundOutcome,
+    SchedulingPolicy,
+    Selection,
+)
+from ..fairness import FloorRule, NamedFloors, check_feasibility, parse_floors
 from ..floors import FloorPolicy, QueuePolicy
 from ..registry import PolicySpec, build_policy, find_policy
 from .arm_table import Arm, ArmTable
@@ -29,6 +37,7 @@ _REPORTS: Final = {"local_accuracy": (LOCAL_ACCURACY,), "loss": (TRAIN_LOSS, "tr
 """Metrics in which clients report what a policy learns from (``PolicySpec.reports``): the name in
 our protocol first, then those that are usual in Flower's apps."""
 _WARN_WITHOUT_REPORT: Final = 10
+_WARN_OF_NAMES: Final = (1, 100, 1000, 10_000)  # rounds in which no client has a floor's name
 
 
 class PolicyRunner:
@@ -74,6 +83,9 @@ class PolicyRunner:
         self._given = policy
         self._policy: SchedulingPolicy | None = None
         self._floor_warning = ""
+        self._checked_floors = 0.0  # largest sum of the members' floors that was found feasible
+        self._unknown: set[str] = set()  # names with a floor that no arm has
+        self._unknown_rounds = 0
         if isinstance(policy, str):
             spec = find_policy(policy)
         elif isinstance(policy, SchedulingPolicy):
@@ -126,7 +138,7 @@ class PolicyRunner:
         return True
 
     def set_floors(self, arms: Sequence[Arm]) -> None:
-        """Compute the floors of arms by their sizes and names; warn if they cannot be kept."""
+        """Compute the floors of arms by their sizes and names."""
         policy = self.policy
         if not isinstance(policy, FloorPolicy):
             return
@@ -137,19 +149,47 @@ class PolicyRunner:
         sizes = sizes if any(sizes) else [1.0] * len(arms)
         floors = np.minimum(self._rule.floors(sizes, self.num_selected, names), _LARGEST_FLOOR)
         floors[[arm.empty for arm in arms]] = 0.0
-        feasibility = check_feasibility(floors, self.num_selected, self._availability)
-        message = feasibility.message(names)
-        if not feasibility.feasible and message != self._floor_warning:
-            self._floor_warning = message
-            LOGGER.warning("%s", message)
         policy.min_participation = floors
+        self._checked_floors = 0.0
+        if isinstance(self._rule, NamedFloors):
+            unknown = self._rule.unknown(names)
+            if self._unknown_rounds and (known := sorted(self._unknown - unknown)):
+                LOGGER.info("%s has joined, and its floor counts", ", ".join(known))
+            self._unknown = unknown
 
     def ask(self, server_round: int, arms: ArmTable, quorum: int) -> Selection:
         """Select the super arm; none if fewer arms are available than a step needs."""
-        available = arms.available
+        available, member = arms.available, arms.member
+        self._check_floors(arms.arms, member)
         if arms.num_available < quorum:
             available = np.zeros_like(available)  # spare the clients work that makes no step
-        return self.policy.ask(RoundContext(server_round, available, arms.member))
+        return self.policy.ask(RoundContext(server_round, available, member))
+
+    def _check_floors(self, arms: Sequence[Arm], member: BoolArray) -> None:
+        """Warn if the floors of the members cannot be kept, or are by names that no arm has.
+
+        Arms that are away are owed nothing, so the others may have all that a round can serve.
+        """
+        policy = self._policy
+        if not isinstance(policy, FloorPolicy):
+            return
+        if self._unknown and isinstance(self._rule, NamedFloors):
+            self._unknown_rounds += 1
+            if self._unknown_rounds in _WARN_OF_NAMES:
+                message = self._rule.unknown_message(arm.name for arm in arms)
+                LOGGER.warning("fairness: %s", message)
+        total = float(policy.min_participation @ member)
+        if total <= self._checked_floors:
+            return
+        self._checked_floors = total
+        there = np.flatnonzero(member)
+        feasibility = check_feasibility(
+            policy.min_participation[there], self.num_selected, self._availability
+        )
+        message = feasibility.message([arms[arm].name for arm in there])
+        if not feasibility.feasible and message != self._floor_warning:
+            self._floor_warning = message
+            LOGGER.warning("%s", message)
 
     def explain(self, selection: Selection) -> Explanation | None:
         """Return why the super arm was selected."""

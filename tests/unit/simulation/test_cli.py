@@ -48,6 +48,9 @@ BAD_INPUT = {
     "--fairness often": "often",
     "--fairness proportional:9": "client-1",
     "--fairness equal:0.5": "cannot be met",
+    "--fairness client-1=0.9,client_10=0.1": "no client is called client_10 (did you mean "
+    "client-10?) (they are called client-1 to client-10)",
+    "--fairness " + ",".join(f"client-{n}=0.6" for n in range(1, 9)): "cannot be met",
     "--tau-max-s 0": "tau-max-s = 0.0: must be above 0",
     "--tau-max-s inf": "tau-max-s = inf: must be a finite number",
     "--rounds 0": "rounds = 0: must be at least 1",

@@ -133,3 +133,14 @@ def test_floors_by_name_follow_the_names_whatever_the_order() -> None:
     for text in ("a=1", "a=0.5,a=0.6", "=0.5", "a=x", "a=0.5,0.6"):
         with pytest.raises(ConfigError, match="fairness"):
             parse_floors(text)
+
+
+def test_floors_by_name_are_the_same_in_every_unicode_form_and_tell_names_that_no_client_has() -> (
+    None
+):
+    rule = NamedFloors({"caf\N{LATIN SMALL LETTER E WITH ACUTE}": 0.5, "dev1": 0.2})
+    names = ["dev-1", "cafe\N{COMBINING ACUTE ACCENT}"]
+    np.testing.assert_array_equal(rule.floors([1, 1], 1, names), [0.0, 0.5])
+    assert rule.unknown(names) == {"dev1"}
+    assert rule.unknown_message(names) == "no client is called dev1 (did you mean dev-1?)"
+    assert rule.unknown_message([*names, "dev1"]) == ""

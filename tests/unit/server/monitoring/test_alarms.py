@@ -138,7 +138,7 @@ def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCapt
     run: Any = SimpleNamespace(
         strategy=strategy,
         totals=totals,
-        config=SimpleNamespace(tau_max_s=5.0, checkpoint_every=0),
+        config=SimpleNamespace(tau_max_s=5.0, checkpoint_every=0, fairness="none"),
         directory=None,
         saved_round=0,
     )
@@ -165,3 +165,40 @@ def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCapt
     assert len(lines) == 40, "twenty begin and end"
     assert lines[38].endswith("; more are not logged for an hour")
     assert "always-fails" in KINDS
+
+
+def test_a_floor_by_a_name_that_no_client_has_is_an_alarm_until_it_joins() -> None:
+    alarms = Alarms(fairness="near=0.2,b=0.1")
+    floors = [0.0, 0.1, 0.0]
+    for number in range(1, 11):
+        assert kinds(alarms, floors) == []
+        alarms.observe(round_record(number, [0]))
+    (alarm,) = alarms.active(["a", "b", "Near"], floors, 0)
+    assert (alarm.kind, alarm.arm) == ("floor-unknown", -1)
+    text = "no client is called near (did you mean Near?), and a floor waits for it"
+    assert alarm.text == text
+    assert alarms.active(["a", "b", "Near", "near"], [*floors, 0.2], 0) == []
+    assert kinds(alarms, None) == [], "a policy without floors"
+
+
+def test_clients_that_came_once_and_left_are_an_alarm() -> None:
+    alarms = Alarms()
+    names = [f"pod-{number}" for number in range(12)]
+    found = {}
+    for number in range(1, 37):  # each is there for three rounds
+        there = (number - 1) // 3
+        absent = [arm for arm in range(there + 1) if arm != there]
+        alarms.observe(round_record(number, [there], num_arms=there + 1, absent=absent))
+        found[number] = [alarm.text for alarm in alarms.active(names, None, 0)]
+    assert found[24] == []
+    assert found[25][0].startswith("5 clients came once and left, pod-4 last: ")
+    assert found[36][0].startswith("8 clients came once and left, pod-7 last: ")
+
+
+def test_clients_that_come_again_have_not_left_for_good() -> None:
+    alarms = Alarms()
+    for number in range(1, 100):
+        there = number % 2  # on 10 rounds, off 10 rounds
+        away = list(range(1, 8)) if number // 10 % 2 else []
+        alarms.observe(round_record(number, [0], num_arms=8, absent=away, stepped=bool(there)))
+        assert number < 30 or kinds(alarms) == []

@@ -786,3 +786,70 @@ def test_a_model_that_does_not_change_is_spoken_of(caplog: pytest.LogCaptureFixt
     said = [r.getMessage() for r in caplog.records if "has not changed" in r.getMessage()]
     assert [text.split(":")[0] for text in said] == ["round 10", "round 20", "round 40"]
     assert said[0].endswith("for 10 rounds, now for the reason: no-replies")
+
+
+def test_floors_by_a_name_that_no_client_has_are_warned_of_until_it_joins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = ScriptedGrid([reply] * 3)
+    grid.connected.discard(102)
+    grid.on_begin = lambda server_round: grid.connected.add(102) if server_round == 105 else None
+    floors: list[list[float] | None] = []
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        scheduled = ScheduledStrategy(
+            FedAvg(),
+            "cs-ucb-q",
+            num_selected=1,
+            tau_max_s=TAU_MAX_S,
+            fairness="dev0=0.2,dev-1=0.3,dev-2=0.4",
+            hooks=[lambda record, arrays: floors.append(scheduled.floors)],
+        )
+        scheduled.start(grid, initial(), num_rounds=110)
+    found = [line for line in caplog.messages if "no client" in line or "has joined" in line]
+    warning = "fairness: no client is called dev-2 or dev0 (did you mean dev-0?)"
+    assert found == [warning, warning, "dev-2 has joined, and its floor counts"]
+    assert (floors[0], floors[-1]) == ([0.0, 0.3], [0.0, 0.3, 0.4])
+
+
+def test_floors_of_clients_that_have_left_do_not_count_as_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = ScriptedGrid([reply] * 10)
+
+    def one_after_the_other(server_round: int) -> None:
+        grid.connected = {100 + (server_round - 1) // 2}
+
+    grid.on_begin = one_after_the_other
+    one_after_the_other(1)
+    settings: dict[str, Any] = {"policy": "cs-ucb-q", "num_selected": 1, "fairness": "equal:0.3"}
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        *_, scheduled = run(FedAvg(), [], rounds=20, grid=grid, **settings)
+    assert len(scheduled.arms) == 10
+    assert "cannot be met" not in caplog.text
+    assert scheduled.queues is not None
+    assert max(scheduled.queues) <= 1.0, "nor is it owed to them"
+
+
+def test_floors_that_cannot_be_kept_once_clients_are_back_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = ScriptedGrid([reply] * 4)
+
+    def come_and_go(server_round: int) -> None:
+        here = {1: (0, 1, 2), 2: (1, 2, 3)}.get(server_round, (0, 1, 2, 3))
+        grid.connected = {100 + k for k in here}
+
+    grid.on_begin = come_and_go
+    come_and_go(1)
+    settings: dict[str, Any] = {"policy": "cs-ucb-q", "num_selected": 1, "fairness": "equal:0.3"}
+    warned: list[bool] = []
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        scheduled = ScheduledStrategy(
+            FedAvg(),
+            **settings,
+            tau_max_s=TAU_MAX_S,
+            hooks=[lambda record, arrays: warned.append("cannot be met" in caplog.text)],
+        )
+        scheduled.start(grid, initial(), num_rounds=5)
+    assert warned == [False, False, True, True, True]
+    assert caplog.text.count("cannot be met") == 1
