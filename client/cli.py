@@ -25,6 +25,7 @@ from flower_scheduling.errors import (
     fail,
 )
 from flower_scheduling.loading import load_object
+from flower_scheduling.signals import signals_of
 
 from .slots import take_slot
 from .wire.addresses import is_loopback, parse_address
@@ -234,9 +235,10 @@ def cli(
             "%s: %s", name, "takes work" if client.available else "takes no more work"
         )
 
-    signal.signal(signal.SIGUSR1, toggle)
+    for each in signals_of("SIGUSR1"):
+        signal.signal(each, toggle)
     client.set_available(context.obj())  # a signal may have come meanwhile
-    for each in (signal.SIGTERM, signal.SIGHUP):
+    for each in signals_of("SIGTERM", "SIGHUP"):
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup's
             signal.signal(each, lambda signum, frame: client.stop())
     client.run()

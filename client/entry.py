@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 
+from flower_scheduling.signals import signals_of
+
 _wants_toggle = False
 
 
 def client() -> None:
     """Run ``flower-client``; a signal is heeded from the first moment on."""
-    signal.signal(signal.SIGUSR1, _remember)
+    for each in signals_of("SIGUSR1"):
+        signal.signal(each, _remember)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core tells of every ordinary goodbye
     try:
         from .cli import main

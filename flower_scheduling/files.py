@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+_IS_WINDOWS: Final = os.name == "nt"
+_PAUSES_S: Final = (0.01, 0.03, 0.1, 0.3, 0.6)  # between two attempts to replace a file
 
 
 def write_whole(
@@ -38,7 +43,7 @@ def write_whole(
             if durable:
                 file.flush()
                 os.fsync(descriptor)
-        os.replace(temporary, target)
+        replace_file(temporary, target)
         if durable:
             _sync_folder(target.parent)
     except OSError as error:
@@ -48,8 +53,24 @@ def write_whole(
             temporary.unlink(missing_ok=True)
 
 
+def replace_file(source: Path, target: Path) -> None:
+    """Rename a file onto another one, which goes.
+
+    Windows refuses that while a reader has the other one open: it is tried for a second.
+    """
+    for pause_s in _PAUSES_S if _IS_WINDOWS else ():
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            time.sleep(pause_s)
+    os.replace(source, target)
+
+
 def _sync_folder(path: Path) -> None:
     """Bring a renaming in a folder to the disk."""
+    if _IS_WINDOWS:  # which opens no folders
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from flower_scheduling.files import replace_file
+
 # Packages, folders and files that results follow from, beside a job's own description. Whole
 # folders, so that what is added to one counts without being listed.
 _COMPUTING: Final = (
@@ -220,5 +222,5 @@ def _compute(job: Job, folder: Path) -> Arrays:
     # A name of this process alone: another run may be at the same job.
     temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp.npz")
     np.savez_compressed(temporary, **result)  # type: ignore[arg-type]  # its stub: allow_pickle
-    os.replace(temporary, path)
+    replace_file(temporary, path)
     return result

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -55,10 +57,11 @@ def download_from_mirrors(
 
 def main() -> None:
     """Run the download as a program; standard output has the lines to report."""
-    import resource  # not on Windows
-
     folder, names, max_bytes, stall_s, stall_bytes = json.loads(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
+    with suppress(ImportError):  # Windows
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
     seen_bytes = 0
 
     def check_progress(signum: int, frame: object) -> None:
@@ -68,7 +71,16 @@ def main() -> None:
             raise RuntimeError(f"no progress in {stall_s:g} s")
         seen_bytes = size
 
-    signal.signal(signal.SIGALRM, check_progress)
+    has_timer = hasattr(signal, "SIGALRM")
+    if has_timer:
+        signal.signal(signal.SIGALRM, check_progress)
+    else:  # Windows: only a mirror that sends nothing at all is noticed
+        socket.setdefaulttimeout(stall_s)
+
+    def set_timer(pause_s: float) -> None:
+        if has_timer:
+            signal.setitimer(signal.ITIMER_REAL, pause_s, pause_s)
+
     try:
         from torchvision.datasets import MNIST
         from torchvision.datasets.utils import download_and_extract_archive
@@ -80,7 +92,7 @@ def main() -> None:
         if not missing:
             break
         _print(f"fetching {len(missing)} files from {mirror}")
-        signal.setitimer(signal.ITIMER_REAL, stall_s, stall_s)
+        set_timer(stall_s)
         try:
             while missing:
                 archive, md5 = missing[0]
@@ -89,7 +101,7 @@ def main() -> None:
         except Exception as error:  # whatever it is, the next mirror may do better
             _print(f"{mirror}: {str(error) or type(error).__name__}")
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            set_timer(0.0)
 
 
 def _print(text: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from flower_scheduling.client.wire.addresses import is_loopback, join_host_port, parse_address
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.extras import require_extra
 
 from ..transport.sockets import listen
@@ -71,7 +72,7 @@ def page_process(
     Raises
     ------
     ConfigError
-        If the address cannot be had.
+        If the address cannot be had, or the platform is Windows.
     MissingExtraError
         If what serves pages is not installed.
     """
@@ -79,6 +80,9 @@ def page_process(
         yield
         return
     require_extra("--page", "page")
+    if os.name == "nt":  # which hands no sockets to other processes
+        message = "is for Linux and macOS: use flower-simulation watch RUN, from another terminal"
+        raise ConfigError("page", address, message)
     token = page_token(address)
     with listen("page", address) as listener:  # here, so that a fault ends it before the run
         environment = {
@@ -164,7 +168,8 @@ def main() -> None:
     token = os.environ.pop(TOKEN_VARIABLE) or None
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda signum, frame: ended.set())
-    os.nice(_NICENESS)  # rounds come first
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)  # rounds come first
 
     def wait() -> None:
         while not ended.wait(1.0):

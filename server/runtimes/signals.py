@@ -11,6 +11,7 @@ from typing import Final
 
 from flwr.app import ArrayRecord
 
+from flower_scheduling.signals import signals_of
 from flower_scheduling.strategies.flower import RoundHook, RoundRecord
 
 _SAME_STOP_S: Final = 1.0  # signals within this time count as one
@@ -52,7 +53,7 @@ def stoppable(*, between_rounds: bool = False) -> Iterator[RoundHook]:
 
     saved = {
         each: signal.getsignal(each)
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for each in signals_of("SIGINT", "SIGTERM", "SIGHUP")
         if signal.getsignal(each) is not signal.SIG_IGN
     }
     for each in saved:

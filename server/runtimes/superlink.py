@@ -66,6 +66,8 @@ class SuperLink:
     """
 
     def __init__(self, folder: Path, address: str, tls: Path | None = None) -> None:
+        if os.name == "nt":
+            raise ConfigError("runtime", "superlink", "is for Linux and macOS: use stream")
         self._host, port = parse_address("address", address, any_port=True)
         self._port = _free_port(address, self._host, port)
         self._local = _local_host(self._host)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_scheduling import files
 from flower_scheduling.files import write_whole
 
 
@@ -44,3 +45,23 @@ def test_what_fails_leaves_the_old_content(
         assert (caught.value.errno, caught.value.filename) == (28, str(file))
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_a_reader_has_open_is_replaced_when_windows_lets_go_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, refused = os.replace, [PermissionError(13, "in use")] * 3
+
+    def refuse_thrice(source: Path, target: Path) -> None:
+        if refused:
+            raise refused.pop()
+        replace(source, target)
+
+    monkeypatch.setattr(files, "_IS_WINDOWS", True)
+    monkeypatch.setattr(os, "replace", refuse_thrice)
+    write_whole(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+    refused += [PermissionError(13, "in use")] * 9
+    with pytest.raises(PermissionError):
+        write_whole(tmp_path / "file", "newer")
+    assert (tmp_path / "file").read_text() == "new"
