@@ -43,9 +43,23 @@ def channel_options(keepalive_s: float = DEFAULT_KEEPALIVE_S) -> Options:
     ]
 
 
-def server_options(keepalive_s: float = DEFAULT_KEEPALIVE_S) -> Options:
-    """Return gRPC's server options; parameters as for :func:`channel_options`."""
+def server_options(
+    keepalive_s: float = DEFAULT_KEEPALIVE_S, max_connections: int | None = None
+) -> Options:
+    """Return gRPC's server options.
+
+    Parameters
+    ----------
+    keepalive_s : float
+        As for :func:`channel_options`.
+    max_connections : int, optional
+        Connections at once; gRPC closes those beyond it.
+    """
+    limit: Options = []
+    if max_connections is not None:
+        limit = [("grpc.max_allowed_incoming_connections", max_connections)]
     return [
+        *limit,
         *_common_options(keepalive_s),
         ("grpc.so_reuseport", 0),  # else a second server on the same port gets half of the clients
         # No chunk is larger, and gRPC keeps one of every stream until it is read. The limit also
@@ -54,7 +68,7 @@ def server_options(keepalive_s: float = DEFAULT_KEEPALIVE_S) -> Options:
         # A client has one stream for each connection; a connection without one is closed.
         ("grpc.max_concurrent_streams", 16),
         ("grpc.server_handshake_timeout_ms", 10_000),
-        ("grpc.max_connection_idle_ms", 60_000),
+        ("grpc.max_connection_idle_ms", 30_000),
         # The server would take its clients' pings for an attack and close the connection.
         ("grpc.http2.min_ping_interval_without_data_ms", _ms(keepalive_s) // 2),
         ("grpc.http2.max_ping_strikes", 0),

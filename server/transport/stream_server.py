@@ -16,6 +16,7 @@ from flower_scheduling.client.wire.addresses import parse_address
 from flower_scheduling.client.wire.calls import server_options
 from flower_scheduling.errors import ConfigError
 
+from .open_files import max_connections
 from .servicer import FleetServicer
 from .sockets import FREE_PORT
 
@@ -104,7 +105,7 @@ class StreamServer:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._log_fault)
         self._stop = asyncio.Event()
-        server = grpc.aio.server(options=server_options(self._keepalive_s))
+        server = grpc.aio.server(options=server_options(self._keepalive_s, max_connections()))
         # No serialisers: what is exchanged are bytes, and no generated code is needed.
         methods = {
             wire.CONNECT: grpc.stream_stream_rpc_method_handler(self._servicer.serve_client),
