@@ -153,8 +153,9 @@ class PolicyRunner:
         self._checked_floors = 0.0
         if isinstance(self._rule, NamedFloors):
             unknown = self._rule.unknown(names)
-            if self._unknown_rounds and (known := sorted(self._unknown - unknown)):
-                LOGGER.info("%s has joined, and its floor counts", ", ".join(known))
+            joined = self._unknown - unknown
+            if self._unknown_rounds and joined:
+                LOGGER.info("%s has joined, and its floor counts", ", ".join(sorted(joined)))
             self._unknown = unknown
 
     def ask(self, server_round: int, arms: ArmTable, quorum: int) -> Selection:
@@ -186,7 +187,7 @@ class PolicyRunner:
         feasibility = check_feasibility(
             policy.min_participation[there], self.num_selected, self._availability
         )
-        message = feasibility.message([arms[arm].name for arm in there])
+        message = feasibility.message([arms[arm].name for arm in there.tolist()])
         if not feasibility.feasible and message != self._floor_warning:
             self._floor_warning = message
             LOGGER.warning("%s", message)
