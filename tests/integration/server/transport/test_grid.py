@@ -876,7 +876,7 @@ def test_a_stopped_grid_delivers_nothing(fleet: Fleet) -> None:
     assert fleet.exchange("a")[0].failure == UNDELIVERABLE
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "nonsense:address:1"])
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "192.0.2.1:1"])
 def test_an_address_that_cannot_be_had_is_one_clear_error(fleet: Fleet, address: str) -> None:
     grid = StreamGrid(address.format(port=fleet.grid.port))
     with pytest.raises(ConfigError, match="the port not in use, nor below 1024") as caught:
@@ -885,6 +885,14 @@ def test_an_address_that_cannot_be_had_is_one_clear_error(fleet: Fleet, address:
     grid.stop()
     with pytest.raises(RuntimeError, match="before start"):
         _ = grid.port
+
+
+def test_what_is_no_address_is_refused_at_either_end() -> None:
+    for address, right in (("nonsense:address:1", "HOST:PORT"), ("::1:0", r"write \[::1\]:0")):
+        with pytest.raises(ConfigError, match=right):
+            StreamGrid(address)
+    with pytest.raises(ConfigError, match=r"write \[::1\]:9092"):
+        StreamClient("::1:9092", "a", echo_app())
 
 
 def test_an_unreachable_server_is_mentioned_once(said: list[str]) -> None:
