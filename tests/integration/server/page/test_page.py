@@ -231,6 +231,18 @@ def test_an_address_in_use_is_told_before_anything_begins(run: Run) -> None:
             pass
 
 
+def test_the_page_of_a_running_server_is_not_for_windows(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("os.name", "nt")
+        with (
+            pytest.raises(ConfigError, match="for Linux and macOS: use flower-simulation watch"),
+            page_process(run.path, "127.0.0.1:0", print),
+        ):
+            pass
+
+
 @pytest.mark.parametrize("address", ["8501", ":8501", "::1:8501", "127.0.0.1:http", "nowhere"])
 def test_addresses_that_are_none_are_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):

@@ -66,6 +66,13 @@ def test_bundle_has_every_module(tmp_path: Path) -> None:
     assert len(names) == 2 + len(list((tmp_path / "app").rglob("*.py")))
 
 
+def test_a_superlink_is_not_for_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("os.name", "nt")
+        with pytest.raises(ConfigError, match="runtime = 'superlink': is for Linux and macOS"):
+            SuperLink(tmp_path / "state", "127.0.0.1:0")
+
+
 def test_supernode_command_quotes_texts() -> None:
     command = supernode_command(
         "127.0.0.1:9092", node_config={"partition-id": 1, "name": "dev-1"}, port=9100

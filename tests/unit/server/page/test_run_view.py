@@ -16,6 +16,7 @@ from page_runs import CONFIG, MODEL, NAMES, Run, record
 from flower_scheduling.server.page.run_view import RunView
 from flower_scheduling.server.runs.directory import RunDirectory
 from flower_scheduling.strategies import Explanation
+from flower_scheduling.strategies.flower import Arm
 
 
 @pytest.fixture
@@ -275,3 +276,16 @@ def test_nothing_yet_is_no_fault(tmp_path: Path) -> None:
     view.refresh()
     state = view.state()
     assert (state["run"]["exists"], state["top"]["round"]) == (False, 0)
+
+
+def test_a_floor_by_a_name_that_no_client_has_is_an_alarm(tmp_path: Path) -> None:
+    settings = CONFIG | {"fairness": "A=0.5,c=0.1"}
+    with RunDirectory(tmp_path / "run", settings) as directory:
+        for number in range(1, 11):
+            directory.write_round(record(number), MODEL)
+        directory.note_arms([Arm(i, f"k{i}", i, n) for i, n in enumerate("abc")], [0.0, 0.0, 0.1])
+    view = RunView(tmp_path / "run")
+    view.refresh()
+    (alarm,) = view.state()["alarms"]
+    assert alarm["kind"] == "floor-unknown"
+    assert alarm["text"].startswith("no client is called A (did you mean a?)")
