@@ -31,7 +31,6 @@ from ..runs.directory import ensure_empty, lock_run
 from ..settings.fleet import FleetConfig
 from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
-from ..transport.open_files import raise_limit
 from .signals import stoppable
 
 
@@ -82,7 +81,6 @@ def run_fleet(
             prepared=prepared,
             resume=resume,
         )
-    raise_limit(config.max_clients)
     deny_list = DenyList(config.deny_list, lambda: [node.name for node in grid.get_nodes()])
     grid = StreamGrid(
         config.address,

@@ -20,6 +20,7 @@ from flower_scheduling.strategies.flower import TIMEOUT, Exchange, OwnGrid
 
 from .admission import DEFAULT_MAX_CLIENTS
 from .messages import Payload, error_reply, exchange_of, pulled_reply, serialise
+from .open_files import raise_limit
 from .requests import Request
 from .servicer import FleetServicer
 from .stream_server import StreamServer
@@ -96,6 +97,7 @@ class StreamGrid(OwnGrid):
     ) -> None:
         super().__init__(run_id)
         self._clock = clock
+        self._max_clients = max_clients
         self._on_first_exchange = on_first_exchange
         self._servicer = FleetServicer(
             run_id=lambda: self._run.run_id,
@@ -125,6 +127,7 @@ class StreamGrid(OwnGrid):
             If the address cannot be had, with key ``address``.
         """
         self._take_identity()
+        raise_limit(self._max_clients)
         self._server.start()
 
     def stop(self, grace_s: float = 1.0) -> None:

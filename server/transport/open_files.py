@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from typing import Final
 
 from flower_scheduling.strategies.flower import LOGGER
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 _MOST_RESERVED: Final = 128  # files of the run, of libraries, and of the page's process
 _LEAST_RESERVED: Final = 32
-
-if sys.platform != "win32":
-    import resource
 
 
 def max_connections() -> int | None:
@@ -57,7 +58,7 @@ def _reserved(limit: int) -> int:
 
 
 def _limit() -> int | None:
-    if sys.platform == "win32":
+    if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
