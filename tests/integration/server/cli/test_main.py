@@ -159,3 +159,25 @@ def test_flags_before_a_command_count(capsys: pytest.CaptureFixture[str]) -> Non
     ):
         assert server_main(arguments) == 1
         assert "127.0.0.1:1:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("server", "--address ::1:9092"),
+        ("server", "--metrics ::1:9092"),
+        ("server", "--page ::1:9092"),
+        ("server", "status --address ::1:9092"),
+        ("server", "health --address ::1:9092"),
+        ("client", "--server ::1:9092"),
+        ("client", "health --server ::1:9092"),
+    ],
+)
+def test_brackets_are_asked_for_at_every_end(
+    program: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = {"server": server_main, "client": client_main}[program]
+    assert main(words.split()) == 2
+    key = "server" if program == "client" else words.split("--")[1].split()[0]
+    line = f"error: {key} = '::1:9092': must be HOST:PORT (write [::1]:9092)\n"
+    assert capsys.readouterr().err == line
