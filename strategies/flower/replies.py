@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -49,6 +51,11 @@ _MAX_METRICS = 1000
 _SHOWN_KEYS = 10
 _MAX_TEXT = 200
 _MAX_SCANNED = 10_000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TRACEBACK = re.compile(r'\A(?:<class .*)?Traceback|^ +File "', re.MULTILINE)
+# How Flower writes an exception into an error reply, and what its own one says (flwr 1.42)
+_FLOWERS = re.compile(r"<class '(?:[\w.]+\.)?([\w()]+)'>:<'(.*)", re.DOTALL)
+_RAISED = "Exception ClientAppException occurred. Message: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,16 +382,36 @@ def _shown_keys(keys: Mapping[str, object]) -> str:
 
 
 def error_text(message: Message) -> str:
-    """Return what an error reply says, in one line of at most 200 printable characters."""
-    reason = message.error.reason or ""
-    traced = reason.startswith("Traceback")
+    """Return what an error reply says, in one line of at most 200 printable characters.
+
+    Of a traceback that is the line of the exception that the app raised, also where Flower and Ray
+    have put exceptions of their own around it, and colours into the text.
+    """
+    reason = _COLOUR.sub("", message.error.reason or "")
+    traced = _TRACEBACK.search(reason[:_MAX_SCANNED]) is not None
     reason = reason[-_MAX_SCANNED:] if traced else reason[:_MAX_SCANNED]
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    if not traced and (wrapped := _FLOWERS.match(reason)):
+        kind, text = wrapped.groups()
+        text = text.replace(_RAISED, "").strip().removesuffix("'>")
+        reason = text if kind == "ClientAppException" else f"{kind}: {text}"
+    lines = [line for line in reason.splitlines() if line.strip()]
     if not lines:
         return f"no reason given, code {message.error.code}"
-    # Of a traceback the last line says it, of any other text the first.
-    line = (lines[-1] if traced else lines[0])[:_MAX_TEXT]
+    line = (_raised_line(lines) if traced else lines[0].strip())[:_MAX_TEXT]
     return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _raised_line(lines: list[str]) -> str:
+    """Return the line of a traceback that names what was raised, as near to its cause as an app."""
+    raised = [
+        line
+        for before, line in pairwise(lines)
+        if not line[0].isspace() and (before[0].isspace() or before.startswith("Traceback"))
+    ]
+    apps = [line for line in raised if "ClientAppException" not in line and "ray::" not in line]
+    if apps:
+        return apps[-1].strip()
+    return lines[-1].strip().replace(_RAISED, "").removesuffix("'>")
 
 
 def client_timing(message: Message) -> tuple[float | None, float | None]:

@@ -97,6 +97,28 @@ def test_array_whose_header_lies_cannot_be_read(header: str) -> None:
     assert peak_mb() - before < 10
 
 
+# Reasons as Flower 1.42 and Ray 2.55 write them.
+SUPERNODE = (
+    "<class 'flwr.clientapp.client_app.ClientAppException'>:<'\nException ClientAppException "
+    "occurred. Message: No query function registered with name 'default''>"
+)
+RAY = (
+    "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'\x1b[36mray::ClientAppActor.run()"
+    "\x1b[39m (pid=1, ip=172.16.0.2, actor_id=d6, repr=<flwr.ClientAppActor object at 0x7f>)\n"
+    '  File "/flwr/simulation/ray_transport/ray_actor.py", line 56, in run\n'
+    "    out_message = app(message=message, context=context)\n"
+    '  File "/app/client_app.py", line 9, in train\n'
+    '    raise ValueError("no data on this device")\n'
+    "ValueError: no data on this device\n\n"
+    "The above exception was the direct cause of the following exception:\n\n"
+    "\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=1, ip=172.16.0.2, actor_id=d6)\n"
+    '  File "/flwr/simulation/ray_transport/ray_actor.py", line 63, in run\n'
+    "    raise ClientAppException(str(ex)) from ex\n"
+    "flwr.clientapp.client_app.ClientAppException: \n"
+    "Exception ClientAppException occurred. Message: no data on this device'>"
+)
+
+
 @pytest.mark.parametrize(
     ("reason", "text"),
     [
@@ -105,6 +127,10 @@ def test_array_whose_header_lies_cannot_be_read(header: str) -> None:
         ("a" * 10**6, "a" * 200),
         ("\n" * 10**6 + "late", "no reason given, code 3"),
         ("a‮b\x00c", "a?b?c"),
+        ("Traceback (most recent call last):\n  x\nValueError: no\nsecond", "ValueError: no"),
+        (SUPERNODE, "No query function registered with name 'default'"),
+        ("<class 'builtins.KeyError'>:<''w''>", "KeyError: 'w'"),
+        (RAY, "ValueError: no data on this device"),
     ],
 )
 def test_reason_of_an_error_is_one_printable_line(reason: str, text: str) -> None:
