@@ -25,6 +25,8 @@ class StockGrid(TimedGrid):
         Deadline of a round [s]; a warning is logged below twice that least time.
     """
 
+    asks_one_first = False  # our app answers
+
     def __init__(self, grid: Grid, tau_max_s: float) -> None:
         super().__init__(grid)
         self._tau_max_s = tau_max_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,8 +25,21 @@ _NOT_THE_CLIENTS: Final = frozenset(
     )
 )
 """Errors that a grid reports for a client that did not answer."""
+_NO_FUNCTION: Final = "No query function registered"  # flwr 1.42
+_HEADING: Final = "An exception was raised when processing a message by"  # of two that follow
+_FLOWERS_LOG: Final = logging.getLogger("flwr")
+_MAX_ERRORS: Final = 3  # of an app whose query function fails, before the others are not asked
+_PROBE_S: Final = 30.0  # time for the first node to answer, before another one is asked
 _MAX_NAME_LENGTH: Final = 64
 _MAX_LABELS: Final = 10_000
+
+
+class _WithoutMissingFunction(logging.Filter):
+    """Drop what Flower's simulation logs of an app without a query function (flwr 1.42)."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (_NO_FUNCTION in text or text.startswith(_HEADING))
 
 
 class ArmDiscovery:
@@ -34,6 +48,11 @@ class ArmDiscovery:
     An arm that cannot say its size, such as one whose ClientApp knows no queries, counts as
     average. One that does not answer at all is asked again, and takes no part until it does: a
     round must not wait for a client that only connects.
+
+    All nodes run the same ClientApp. On a stock grid one without a query function leaves a
+    traceback of 45 lines in the log of each node that is asked, so there a single node is asked
+    first (:attr:`.TimedGrid.asks_one_first`), and the others only if it answers. Where the nodes
+    log in this very process, as in Flower's simulation, that traceback is left out.
 
     Parameters
     ----------
@@ -45,6 +64,10 @@ class ArmDiscovery:
         self._timeout_s = timeout_s
         self._asked: dict[str, Arm] = {}  # message id -> whom
         self._log: RateLimitedLog | None = None
+        self._app_answers: bool | None = None  # known from the first answer
+        self._num_errors = 0
+        self._probed_s = -math.inf
+        self._filter = _WithoutMissingFunction()
 
     def __len__(self) -> int:
         """Return how many have not answered yet."""
@@ -59,6 +82,10 @@ class ArmDiscovery:
         """Ask those of ``arms`` that are not being asked."""
         silent = self.silent
         news = [arm for arm in arms if arm.index not in silent]
+        if getattr(grid, "asks_one_first", False):
+            news = self._first_of(news, grid.now())
+            if news and not self._app_answers:
+                _FLOWERS_LOG.addFilter(self._filter)
         if not news:
             return
         messages = [
@@ -75,6 +102,19 @@ class ArmDiscovery:
             if message_id:
                 self._asked[message_id] = arm
 
+    def _first_of(self, news: list[Arm], now_s: float) -> list[Arm]:
+        """Return which new arms to ask, where it is in doubt whether their app answers."""
+        if self._app_answers:
+            return news
+        if self._app_answers is False:
+            for arm in news:
+                arm.queried = True
+            return []
+        if self._asked and now_s - self._probed_s < _PROBE_S:
+            return []
+        self._probed_s = now_s
+        return news[:1]
+
     def collect(self, grid: TimedExchange) -> bool:
         """Note the answers that are there; tell whether there are any."""
         if not self._asked:
@@ -85,8 +125,22 @@ class ArmDiscovery:
             if arm is None or (reply.has_error() and reply.error.code in _NOT_THE_CLIENTS):
                 continue
             answered = arm.queried = True
+            self._learn(reply)
             self._note(grid, arm, reply)
+        if not self._asked:
+            _FLOWERS_LOG.removeFilter(self._filter)
         return answered
+
+    def _learn(self, reply: Message) -> None:
+        """Learn from an answer whether the app has a function for queries."""
+        if not reply.has_error():
+            self._app_answers = True
+            return
+        self._num_errors += 1
+        if self._app_answers is None and (
+            _NO_FUNCTION in error_text(reply) or self._num_errors >= _MAX_ERRORS
+        ):
+            self._app_answers = False
 
     def _note(self, grid: TimedExchange, arm: Arm, reply: Message) -> None:
         """Believe of an answer what can be true."""

@@ -12,6 +12,7 @@ _ANSWER_STEP_S = 0.05
 _LOG_AGAIN_S = 10.0
 _FIRST_PAUSE = 10  # rounds without a client that has no examples
 _LONGEST_PAUSE = 160
+_MAX_NAMED = 5
 
 
 class Membership:
@@ -47,7 +48,9 @@ class Membership:
         """Read the connected clients, and query new ones for name and size."""
         self.table.sync(grid)
         self._discovery.ask(grid, self.table.unqueried())
-        self.sizes_changed |= self._discovery.collect(grid)
+        if self._discovery.collect(grid):
+            self.sizes_changed = True
+            self._discovery.ask(grid, self.table.unqueried())  # what was learned concerns others
         self.table.silent = self._discovery.silent
 
     def wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
@@ -65,15 +68,24 @@ class Membership:
             if logged is None or available != logged[0] or waited_s - logged[1] >= _LOG_AGAIN_S:
                 logged = (available, waited_s)
                 LOGGER.info(
-                    "waiting for clients for %s: %d of %d available, %.0f of %.0f s",
+                    "waiting for clients for %s: %d of %d available, %.0f of %.0f s%s",
                     what,
                     available,
                     num_clients,
                     waited_s,
                     self._wait_s,
+                    self._silent_text(),
                 )
             grid.wait(min(_ANSWER_STEP_S, left_s) if len(self._discovery) else left_s)
             self.sync(grid)
+
+    def _silent_text(self) -> str:
+        """Return which clients are connected and free, but have not answered their query."""
+        names = [arm.name for arm in self.table.unqueried()]
+        if not names:
+            return ""
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        return f"; connected, but without an answer so far: {', '.join(names[:_MAX_NAMED])}{more}"
 
     def learn_sizes(self, server_round: int, num_examples: Mapping[int, float | None]) -> None:
         """Take the ``num-examples`` of replies, by arm, as sizes.

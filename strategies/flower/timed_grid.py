@@ -115,6 +115,9 @@ class TimedGrid(GridWrapper):
         Waits for a number of seconds.
     """
 
+    asks_one_first = True
+    """Whether it is in doubt that the nodes' app answers queries: :class:`.ArmDiscovery`."""
+
     def __init__(
         self,
         grid: Grid,
