@@ -29,16 +29,24 @@ from flower_scheduling.errors import ConfigError
 from flower_scheduling.files import write_whole
 from flower_scheduling.strategies.flower import LOGGER, Arm, RoundRecord
 
+from .model_files import model_file
 from .round_lines import line_of, parse_round, read_line
 from .scores import ScoreFile, end_of, read_scores
 
 TRUTH: Final = "truth.json"
 """File with the clients' true expected times, where they are known: in simulations."""
 ROUNDS: Final = "rounds.jsonl"
+STARTS: Final = "start-[0-9]*"
+"""Folders with the later runs of an app that starts several, in that of the first."""
 # What may be in a folder in which no run has begun
 _OF_NO_RUN: Final = frozenset(
     (".lock", ".config.toml.tmp", ".live.json.tmp", "live.json", "lost+found")
 )
+
+
+def start_folder(path: Path, number: int) -> Path:
+    """Return the run directory of the first, second, ... run that an app starts."""
+    return path if number == 1 else path / f"start-{number}"
 
 
 def default_run_dir(what: str) -> Path:
@@ -381,8 +389,7 @@ class RunDirectory:
     def write_model(self, which: str, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors`` (``which="last"``) or ``model-best.safetensors``."""
         name = "model.safetensors" if which == "last" else f"model-{which}.safetensors"
-        data = safetensors.numpy.save({key: array.numpy() for key, array in arrays.items()})
-        self._write(name, data)
+        self._write(name, model_file(arrays))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, and the rounds for which there was no room so far."""

@@ -14,6 +14,10 @@ from flower_scheduling.errors import ConfigError
 _PLAIN: Final = (bool, int, float, str)
 _RECORD: Final = "__array_record__"
 """Marks a mapping that stands for an ArrayRecord."""
+_BYTES: Final = "__bytes__"
+"""Marks a mapping that stands for bytes, as Flower's tree ensembles hold them."""
+_CLASS: Final = "__class__"
+"""Key of a strategy's class in its state."""
 
 
 def strategy_state(strategy: Strategy) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def strategy_state(strategy: Strategy) -> dict[str, Any]:
     ConfigError
         If it holds something else, by name.
     """
-    state = {}
+    state: dict[str, Any] = {_CLASS: type(strategy).__name__}
     for name, value in vars(strategy).items():
         if isinstance(value, Strategy):
             state[name] = strategy_state(value)
@@ -47,16 +51,20 @@ def load_strategy_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
     Raises
     ------
     ConfigError
-        If it has other attributes.
+        If it is of another class or has other attributes, but for those that it had got in the
+        course of the run.
     """
+    state = dict(state)
+    kind = state.pop(_CLASS, None)  # earlier versions did not save it
     own = {name for name, value in vars(strategy).items() if not callable(value)}
-    if own != state.keys():
-        differing = ", ".join(sorted(own ^ state.keys()))
+    later = state.keys() - own if kind == type(strategy).__name__ else set()
+    if own != state.keys() - later:
+        differing = ", ".join(sorted(own ^ (state.keys() - later))) or f"a {kind}"
         raise ConfigError(
             "strategy", type(strategy).__name__, f"must be as it was saved ({differing})"
         )
     for name, value in state.items():
-        current = getattr(strategy, name)
+        current = getattr(strategy, name, None)
         if isinstance(current, Strategy):
             load_strategy_state(current, value)
         else:
@@ -70,6 +78,8 @@ def _plain(value: object, where: str) -> Any:
         return value.copy()
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, bytes | bytearray):
+        return {_BYTES: np.frombuffer(value, dtype=np.uint8)}
     if isinstance(value, ArrayRecord):
         return {_RECORD: {key: array.numpy() for key, array in value.items()}}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -87,6 +97,8 @@ def _restored(value: Any) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {_RECORD}:
             return ArrayRecord({key: Array(array) for key, array in value[_RECORD].items()})
+        if value.keys() == {_BYTES}:
+            return value[_BYTES].tobytes()
         return {key: _restored(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_restored(item) for item in value]

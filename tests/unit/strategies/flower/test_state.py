@@ -10,6 +10,7 @@ from flwr.serverapp.strategy import (
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedXgbBagging,
 )
 
 from flower_scheduling.errors import ConfigError
@@ -41,6 +42,18 @@ def test_momentum_and_the_like_are_saved_whatever_is_wrapped() -> None:
     assert again.current_arrays == momentum.current_arrays
     with pytest.raises(ConfigError, match="as it was saved"):
         load_strategy_state(FedAvg(), strategy_state(FedAdam()))
+
+
+def test_what_a_strategy_gets_in_the_course_of_a_run_comes_back() -> None:
+    trees = FedXgbBagging()
+    trees.current_bst = b"\x00trees\xff"  # no attribute of an instance that is new
+    again = FedXgbBagging()
+    load_strategy_state(again, strategy_state(trees))
+    assert again.current_bst == trees.current_bst
+    state = strategy_state(trees)
+    del state["__class__"]  # of an earlier version
+    with pytest.raises(ConfigError, match="as it was saved"):
+        load_strategy_state(FedXgbBagging(), state)
 
 
 def test_what_cannot_be_saved_is_named() -> None:
