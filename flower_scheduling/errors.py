@@ -20,6 +20,7 @@
      ├── MissingExtraError (ImportError)       an optional part is not installed
      ├── TrackerError (RuntimeError)           a tracker cannot be used
      ├── ServerAppError (ChildProcessError)    the ServerApp of a fleet failed
+     │    └── NoStepError                      no round has changed the model
      └── SuperLinkError (ChildProcessError)    Flower's runtime or the app on it failed
 """
 
@@ -28,8 +29,8 @@ from __future__ import annotations
 import difflib
 import reprlib
 import sys
-from collections.abc import Iterable
-from typing import ClassVar, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Final
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
@@ -41,6 +42,7 @@ EXIT_INTERRUPTED: Final = 130
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
 _LONGEST_LINE: Final = 1500
+_SHOWN_FAILURES: Final = 3
 
 
 class SchedulingError(Exception):
@@ -177,9 +179,37 @@ class TrackerError(SchedulingError, RuntimeError):
 
 
 class ServerAppError(SchedulingError, ChildProcessError):
-    """The ServerApp of a fleet failed, or no round of its run changed the model."""
+    """The ServerApp of a fleet failed."""
 
     exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class NoStepError(ServerAppError):
+    """Rounds were run, and none changed the model.
+
+    Parameters
+    ----------
+    why : str
+        Why the last round made no step.
+    failures : sequence of (str, str or None)
+        The clients of the last round, and why each did not deliver.
+
+    Attributes
+    ----------
+    result : flwr.serverapp.strategy.Result or None
+        What the run would have returned.
+    """
+
+    result: Any = None
+
+    def __init__(self, why: str, failures: Sequence[tuple[str, str | None]] = ()) -> None:
+        self.why, self.failures = why, list(failures)
+        listed = [f"{name} {reason}" for name, reason in failures if reason][:_SHOWN_FAILURES]
+        details = f" ({'; '.join(listed)})" if listed else ""
+        super().__init__(one_line(f"no round has changed the model: {why} in the last{details}"))
+
+    def __reduce__(self) -> tuple[type[NoStepError], tuple[object, ...]]:
+        return type(self), (self.why, self.failures)
 
 
 class SuperLinkError(SchedulingError, ChildProcessError):

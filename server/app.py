@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from flower_scheduling.strategies.flower import LOGGER, RoundHook, ScheduledStrategy, TimedExchange
+from flower_scheduling.strategies.flower import (
+    RoundHook,
+    ScheduledStrategy,
+    TimedExchange,
+    followed_by,
+)
 from flower_scheduling.strategies.flower.client_evaluation import SELECTED
 
-from .callbacks import RoundCallback, Run, following
+from .callbacks import RoundCallback
 from .monitoring.alarms import AlarmLog
-from .monitoring.console import ConsoleLog
-from .monitoring.trackers import Trackers
-from .monitoring.trackers.catalog import require_trackers, tracker_names
-from .runs.directory import RunDirectory, load_model
-from .runs.recorder import RunRecorder
-from .runs.resume import Checkpointer, has_model, load_checkpoint, restore
-from .runs.totals import RunTotals
+from .monitoring.trackers.catalog import require_trackers
+from .runs.directory import load_model
+from .runs.recording import record_own
+from .runs.resume import has_model
 from .runtimes.stock_grid import StockGrid
 from .settings.aggregation import build_aggregation
 from .settings.run import ServerConfig
 
+LOG_EVERY_S: Final = 10.0
+"""Least time between two lines about rounds: our rounds may take milliseconds [s]."""
 
-def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> ScheduledStrategy:
+
+def build_strategy(
+    config: ServerConfig, *, availability: float = 1.0, log_every_s: float = LOG_EVERY_S
+) -> ScheduledStrategy:
     """Build the scheduled strategy that a configuration describes.
 
     Parameters
@@ -36,6 +43,8 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
         Settings.
     availability : float
         Expected share of rounds in which a client is available, for the check of the floors.
+    log_every_s : float
+        Least time between two lines about rounds [s].
 
     Raises
     ------
@@ -59,6 +68,7 @@ def build_strategy(config: ServerConfig, *, availability: float = 1.0) -> Schedu
         client_eval_on=SELECTED,
         max_update_norm=config.max_update_norm or None,
         explain=config.explain and bool(config.run_dir),
+        log_every_s=log_every_s,
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,
         **config.policy_params(),
     )
@@ -83,7 +93,9 @@ class PreparedRun:
     arrays: ArrayRecord
 
 
-def prepare_run(config: ServerConfig, *, availability: float = 1.0) -> PreparedRun:
+def prepare_run(
+    config: ServerConfig, *, availability: float = 1.0, log_every_s: float = LOG_EVERY_S
+) -> PreparedRun:
     """Check settings, before anything is opened or written, and build what they describe.
 
     Parameters
@@ -92,6 +104,8 @@ def prepare_run(config: ServerConfig, *, availability: float = 1.0) -> PreparedR
         Settings.
     availability : float
         Expected share of rounds in which a client is available.
+    log_every_s : float
+        Least time between two lines about rounds [s].
 
     Raises
     ------
@@ -102,7 +116,7 @@ def prepare_run(config: ServerConfig, *, availability: float = 1.0) -> PreparedR
     from flower_scheduling.client.learning.models import initial_arrays
     from flower_scheduling.client.learning.partitions import check_partitioner
 
-    strategy = build_strategy(config, availability=availability)
+    strategy = build_strategy(config, availability=availability, log_every_s=log_every_s)
     check_partitioner(config.partitioner)
     arrays = initial_arrays(config.model, config.seed)
     if config.initial_model and not has_model(config):
@@ -142,57 +156,15 @@ def create_app(
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         ready = prepared or prepare_run(ServerConfig.from_mapping(context.run_config))
-        evaluate = evaluator(ready.config)
-        with (
-            _open_run(ready, grid, resume=resume) as run,
-            following(run, [*callbacks(), *_own_callbacks(run)]),
-        ):
-            for hook in hooks:
-                run.strategy.add_hook(hook)
-            # A run that was killed when it had reached its end has but to write its results.
-            num_rounds = run.done if run.totals.target_reached else run.config.rounds
-            run.strategy.start(run.grid, run.arrays, num_rounds=num_rounds, evaluate_fn=evaluate)
+        config, strategy = ready.config, ready.strategy
+        evaluate = evaluator(config)
+        timed = grid if isinstance(grid, TimedExchange) else StockGrid(grid, config.tau_max_s)
+        for hook in hooks:
+            strategy.add_hook(hook)
+        with followed_by(record_own(config, callbacks, resume=resume)):
+            strategy.start(timed, ready.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
 
     return server_app
-
-
-@contextmanager
-def _open_run(ready: PreparedRun, grid: Grid, *, resume: bool) -> Iterator[Run]:
-    """Open a run: from its last checkpoint or its initial model, with its directory if any."""
-    config = ready.config
-    timed = grid if isinstance(grid, TimedExchange) else StockGrid(grid, config.tau_max_s)
-    totals = RunTotals(target_accuracy=config.target_accuracy)
-    run = Run(config.server_config(), ready.strategy, timed, ready.arrays, totals)
-    run_dir = Path(config.run_dir)
-    saved = load_checkpoint(run_dir, run.config) if resume and config.run_dir else None
-    if saved is not None and saved.round:
-        restore(saved, run_dir, run)
-    elif config.initial_model:
-        run.arrays = load_model(Path(config.initial_model), like=run.arrays)
-    if not config.run_dir:
-        yield run
-        return
-    settings, required = config.to_mapping(), config.checkpoint_required
-    with (
-        RunDirectory.reopen(run_dir, settings, run.done, disk_required=required)
-        if resume
-        else RunDirectory(run_dir, settings, disk_required=required)
-    ) as run.directory:
-        if resume:
-            LOGGER.info("goes on after round %d", run.done)
-        # On a SuperLink the ServerApp runs where the SuperLink was started.
-        LOGGER.info("results go to %s", run_dir.resolve())
-        yield run
-
-
-def _own_callbacks(run: Run) -> Iterator[RoundCallback]:
-    """Return the callbacks that a run's settings ask for, the innermost last."""
-    if run.directory is not None:
-        if run.config.tracker:
-            yield Trackers(tracker_names(run.config.tracker))
-        if run.config.checkpoint_every:
-            yield Checkpointer()
-    yield RunRecorder()
 
 
 def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord]:
@@ -213,4 +185,4 @@ def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord
     return evaluate_fn
 
 
-app = create_app(lambda: (ConsoleLog(), AlarmLog()))
+app = create_app(lambda: (AlarmLog(),))

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord
-from flwr.serverapp import Grid
 
-from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy
+from flower_scheduling.strategies.flower import (
+    RoundHook,
+    RoundRecord,
+    ScheduledStrategy,
+    TimedExchange,
+)
 
 from .runs.totals import RunTotals
 
 if TYPE_CHECKING:  # these import this module
     from .runs.directory import RunDirectory
-    from .settings.run import ServerConfig
 
 
 class RunEnd(Enum):
@@ -44,16 +47,22 @@ class Run:
 
     Attributes
     ----------
-    config : ServerConfig
-        Settings.
+    settings : mapping
+        All settings, by the keys of ``config.toml``.
     strategy : ScheduledStrategy
         What schedules and trains.
-    grid : Grid
-        The grid that it runs on, timed.
+    grid : TimedExchange
+        The grid that it runs on.
     arrays : ArrayRecord
         The model: the initial one, or that after the last round.
     totals : RunTotals
         Its rounds, counted.
+    num_rounds : int
+        Rounds at most.
+    checkpoint_every : int
+        Rounds between two checkpoints; 0: there are none.
+    initial : mapping
+        The arrays of the model as the app gave it: :func:`.describe_model`.
     done : int
         Rounds of an earlier part of the run.
     directory : RunDirectory or None
@@ -62,19 +71,27 @@ class Run:
         The round of the last checkpoint.
     """
 
-    config: ServerConfig
+    settings: Mapping[str, Any]
     strategy: ScheduledStrategy
-    grid: Grid
+    grid: TimedExchange
     arrays: ArrayRecord
     totals: RunTotals
+    num_rounds: int = 0
+    checkpoint_every: int = 0
+    initial: Mapping[str, Any] = field(default_factory=dict)
     done: int = 0
     directory: RunDirectory | None = None
     saved_round: int = 0
 
+    @property
+    def tau_max_s(self) -> float:
+        """Deadline of a round [s]."""
+        return float(self.settings["tau-max-s"])
+
     def summary(self) -> dict[str, Any]:
         """Return the run in numbers, ready for JSON."""
         return self.totals.summary(
-            self.strategy.arms.arms, self.strategy.floors, tau_max_s=self.config.tau_max_s
+            self.strategy.arms.arms, self.strategy.floors, tau_max_s=self.tau_max_s
         )
 
 
@@ -104,8 +121,13 @@ class RoundCallback:
 
 
 @contextmanager
-def following(run: Run, callbacks: Sequence[RoundCallback]) -> Iterator[None]:
+def following(run: Run, callbacks: Sequence[RoundCallback]) -> Iterator[list[RoundHook]]:
     """Have callbacks follow a run, from entering to leaving the context.
+
+    Yields
+    ------
+    list of callable
+        What is to be called after each round, in this order.
 
     Raises
     ------
@@ -117,9 +139,7 @@ def following(run: Run, callbacks: Sequence[RoundCallback]) -> Iterator[None]:
         for callback in callbacks:
             callback.on_start(run)
             stack.push(partial(_end, run, callback))
-        for callback in reversed(callbacks):
-            run.strategy.add_hook(callback.on_round)
-        yield
+        yield [callback.on_round for callback in reversed(callbacks)]
 
 
 def _end(

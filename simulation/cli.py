@@ -191,3 +191,6 @@ def _run(
         print(json.dumps(summaries[0] if single else summaries))
     else:
         print_tables(results, figures, Console())
+    for result in results:
+        if result.no_step is not None:
+            raise result.no_step

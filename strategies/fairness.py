@@ -272,6 +272,19 @@ def parse_floors(text: str) -> FloorRule:
         raise ConfigError("fairness", text, f"must be {_FORMS}") from None
 
 
+def floors_text(rule: FloorRule) -> str:
+    """Return the text that :func:`parse_floors` makes a rule of; empty for one of another kind."""
+    if isinstance(rule, GivenFloors):
+        return ",".join(map(str, rule.values))
+    if isinstance(rule, NamedFloors):
+        return ",".join(f"{name}={value}" for name, value in rule.values.items())
+    if isinstance(rule, EqualFloors):
+        return f"equal:{rule.value}"
+    if isinstance(rule, ProportionalFloors):
+        return f"proportional:{rule.scale}"
+    return f"heuristic:{rule.phi}" if isinstance(rule, HeuristicFloors) else ""
+
+
 def _parse_named(text: str) -> NamedFloors:
     values: dict[str, float] = {}
     for part in text.split(","):

@@ -22,10 +22,10 @@ from flower_scheduling.strategies.flower import LOGGER
 
 from ..monitoring.status import status_table
 from ..page.process import TOKEN_VARIABLE
-from ..runs.directory import default_run_dir
+from ..runs.directory import STARTS, default_run_dir
 from ..runs.resume import continued_settings, resumed_settings
 from ..runtimes.fleet_server import run_fleet
-from ..settings.fleet import FleetConfig
+from ..settings.fleet import ELSEWHERE, OF_ANY_APP, FleetConfig
 from ..settings.run import idle_settings
 from .operator import operator_channel, read_status
 from .options import given_settings, resume_option, run_command, settings_options
@@ -37,8 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _PREFIX = "FLOWER_SERVER"  # of environment variables
-# Settings that concern another ServerApp too
-_WITH_APP = {"app", "address", "tls", "insecure", "metrics", "deny-list", "max-message-mb"}
 
 
 @click.group(
@@ -72,8 +70,9 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     config, resume = _resolve(given, resume, go_on=go_on)
     if config.app:
         _refuse_idle_flags(context, flags)
-    elif not config.run_dir:
-        config = config.changed(run_dir=str(default_run_dir(config.strategy)))
+    if not config.run_dir:
+        what = config.app or config.strategy
+        config = config.changed(run_dir=str(default_run_dir(what)))
     console = Console(stderr=True)
     handler = _handler(console)
     LOGGER.handlers, LOGGER.propagate = [handler], False
@@ -92,11 +91,18 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         console.print("stopped", highlight=False)
     finally:
         LOGGER.removeHandler(handler)
-    if config.run_dir and (summary := Path(config.run_dir) / "summary.json").exists():
-        numbers = json.loads(summary.read_text())
-        numbers.pop("arms")
-        console.print_json(json.dumps(numbers))
-        click.echo(config.run_dir)
+    _print_results(console, Path(config.run_dir))
+
+
+def _print_results(console: Console, run_dir: Path) -> None:
+    """Print the numbers of a run, and of those that the same app has started after it."""
+    later = sorted(run_dir.glob(STARTS), key=lambda folder: int(folder.name.partition("-")[2]))
+    for folder in [run_dir, *later]:
+        if (summary := folder / "summary.json").exists():
+            numbers = json.loads(summary.read_text())
+            numbers.pop("arms")
+            console.print_json(json.dumps(numbers))
+            click.echo(folder)
 
 
 def _resolve(
@@ -112,10 +118,8 @@ def _resolve(
         if go_on and (Path(config.run_dir) / "config.toml").exists():
             resume = Path(config.run_dir)
             config = FleetConfig.from_mapping(continued_settings(resume, config.to_mapping()))
-    if resume is not None and (config.app or config.runtime != "stream"):
-        raise ConfigError(
-            "resume", str(resume), "only runs of the built-in app on streams can be resumed"
-        )
+    if resume is not None and config.runtime != "stream":
+        raise ConfigError("resume", str(resume), "only runs on streams can be resumed")
     return config, resume
 
 
@@ -123,8 +127,9 @@ def _refuse_idle_flags(context: click.Context, flags: dict[str, Any]) -> None:
     """Refuse flags of our app that were given for another one."""
     for name, value in flags.items():
         source = context.get_parameter_source(name)  # the environment may be meant for other runs
-        if kebab(name) not in _WITH_APP and source is ParameterSource.COMMANDLINE:
-            message = "has no effect with --app: that app has settings of its own"
+        if kebab(name) not in OF_ANY_APP and source is ParameterSource.COMMANDLINE:
+            where = ELSEWHERE.get(kebab(name), "its own settings, [tool.flwr.app.config]")
+            message = f"has no effect with --app: that app sets it in {where}"
             raise ConfigError(kebab(name), value, message)
 
 

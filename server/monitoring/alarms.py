@@ -274,13 +274,12 @@ class AlarmLog(RoundCallback):
 
     def on_start(self, run: Run) -> None:
         """Judge this run from its first round on."""
-        config = run.config
         self._run = run
         self._alarms = Alarms(
             run.totals,
-            tau_max_s=config.tau_max_s,
-            checkpoint_every=config.checkpoint_every if run.directory else 0,
-            fairness=config.fairness,
+            tau_max_s=run.tau_max_s,
+            checkpoint_every=run.checkpoint_every if run.directory else 0,
+            fairness=str(run.settings.get("fairness", "none")),
         )
         self.active = ()
         self._logged: Counter[str] = Counter()  # of each kind, since

@@ -27,7 +27,7 @@ class ServerStatus(RoundCallback):
     Parameters
     ----------
     num_rounds : int, optional
-        Rounds at most; ``None``: unknown, another ServerApp decides.
+        Rounds at most; ``None``: unknown until another app starts its run.
     alarm_log : AlarmLog, optional
         The alarms of the run.
     """
@@ -45,7 +45,7 @@ class ServerStatus(RoundCallback):
     def on_start(self, run: Run) -> None:
         """Follow this run; rounds of an earlier part of it count too."""
         self._last_seen = {}
-        self._totals, self._run = run.totals, run
+        self._totals, self._run, self._num_rounds = run.totals, run, run.num_rounds
         self._read_strategy(run)
 
     def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:

@@ -125,6 +125,8 @@ def serve_page(
     wait: Callable[[], object],
     listener: socket.socket | None = None,
     on_url: Callable[[str], None] = lambda url: None,
+    *,
+    latest: bool = False,
 ) -> None:
     """Serve the page of a run.
 
@@ -142,6 +144,8 @@ def serve_page(
         One that listens there already.
     on_url : callable
         Takes the address of the page.
+    latest : bool
+        Whether to turn to the next run of an app that starts several, once it has begun.
 
     Raises
     ------
@@ -154,7 +158,7 @@ def serve_page(
     from ..monitoring.http_server import HttpServer
     from .web import page_app, view_of
 
-    with view_of(run_dir) as live:
+    with view_of(run_dir, latest=latest) as live:
         app = page_app(live, _host(address), token)
         with HttpServer("page", address, app, listener=listener) as server:
             on_url(page_url(address, server.port, token))
@@ -179,4 +183,5 @@ def main() -> None:
             time.sleep(_FAREWELL_S)
         os._exit(0)  # nothing is to be saved, and visitors would keep it for seconds
 
-    serve_page(Path(run_dir), address, token, wait, socket.socket(fileno=int(descriptor)))
+    listener = socket.socket(fileno=int(descriptor))
+    serve_page(Path(run_dir), address, token, wait, listener, latest=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..monitoring.alarms import Alarms
 from ..monitoring.live_file import FILE as LIVE
 from ..monitoring.live_file import HEARTBEAT_S
-from ..runs.directory import ROUNDS, TRUTH
+from ..runs.directory import ROUNDS, TRUTH, start_folder
 from ..runs.round_lines import read_line, record_of
 from ..runs.scores import Scores, read_scores
 from ..runs.totals import RunTotals
@@ -36,10 +36,14 @@ class RunView:
     ----------
     path : Path
         The folder. It may not exist yet.
+    latest : bool
+        Whether to turn to the next run of an app that starts several, once it has begun.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, latest: bool = False) -> None:
         self.path = path
+        self._next = 2 if latest else 0
+        self._first = path
         self._files: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._arms: list[dict[str, Any]] = []
         self._name_list: list[str] = []
@@ -52,6 +56,11 @@ class RunView:
 
     def refresh(self) -> bool:
         """Read what is new, and return whether anything is."""
+        if self._next and (start_folder(self._first, self._next) / "config.toml").exists():
+            self.path = start_folder(self._first, self._next)
+            self._next += 1
+            self._files = {}
+            self._begin_again()
         before = dict(self._files)
         config = self._read("config.toml", lambda text: dict(tomllib.loads(text)))
         if before.get("config.toml") != self._files.get("config.toml"):

@@ -235,6 +235,6 @@ def _bearer(headers: Headers) -> str | None:
     return value if kind.lower() == "bearer" else None
 
 
-def view_of(path: Path) -> LiveState:
-    """Return the live state of a run directory."""
-    return LiveState(RunView(path))
+def view_of(path: Path, *, latest: bool = False) -> LiveState:
+    """Return the live state of a run directory, or of the latest run of its app."""
+    return LiveState(RunView(path, latest=latest))

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 
 from ..callbacks import RoundCallback, Run, RunEnd
 from ..settings.base import Settings
+from ..settings.fleet import APP_CONFIG, OF_ANY_APP, WRAPPED, FleetConfig
 from ..settings.run import ServerConfig
 from .checkpoint import Checkpoint, CheckpointFolder
 from .directory import ROUNDS, count_rounds, digest_rounds, read_rounds
+from .model_files import pack_array, unpack_array
 
 FOLDER: Final = "checkpoint"
 """Folder of the run directory."""
@@ -43,6 +45,7 @@ MAY_DIFFER: Final = frozenset(
         "deny-list",
         "max-clients",
         "max-message-mb",
+        APP_CONFIG,  # which holds the app's own number of rounds
     ]
 )
 _ABSENT: Final = object()
@@ -77,17 +80,17 @@ class Checkpointer(RoundCallback):
         """
         assert run.directory is not None
         run.strategy.require_savable()
-        self._run, self._directory = run, run.directory
+        self._run, self._directory, self._unsavable = run, run.directory, False
         self._folder = CheckpointFolder(run.directory.path / FOLDER)
         run.saved_round = run.done
         if not run.done:
             with self._directory.tolerating("checkpoint"):
-                self._folder.save(0, {"settings": run.config.to_mapping()})
+                self._folder.save(0, {"settings": dict(run.settings)})
 
     def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Save the state after a round, if it is due."""
-        config = self._run.config
-        if record.round % config.checkpoint_every == 0 or record.round == config.rounds:
+        run = self._run
+        if record.round % run.checkpoint_every == 0 or record.round == run.num_rounds:
             self._save(record.round, arrays)
 
     def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
@@ -99,15 +102,23 @@ class Checkpointer(RoundCallback):
         run, num_rounds = self._run, self._run.totals.rounds
         if status is RunEnd.FAILED or run.saved_round >= num_rounds:
             return
-        if run.strategy.policy.last_round == num_rounds:
+        if run.strategy.learned_rounds == num_rounds:
             self._save(num_rounds, run.arrays)
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         run, grid = self._run, self._run.grid
+        try:
+            strategy = run.strategy.state_dict()
+        except ConfigError as error:  # of something that it did not hold at the start
+            if not self._unsavable:
+                LOGGER.warning("no further checkpoints: %s", error)
+            self._unsavable = True
+            return
         state = {
-            "settings": run.config.to_mapping(),
-            "model": {key: array.numpy() for key, array in arrays.items()},
-            "strategy": run.strategy.state_dict(),
+            "settings": dict(run.settings),
+            "model": {key: pack_array(array) for key, array in arrays.items()},
+            "initial": run.initial,
+            "strategy": strategy,
             "grid": grid.state_dict() if isinstance(grid, StatefulGrid) else None,
             "random": _random_state(),
             "rounds": self._directory.digest,
@@ -123,8 +134,19 @@ def has_model(config: ServerConfig) -> bool:
     return bool(config.run_dir) and CheckpointFolder(Path(config.run_dir) / FOLDER).has_rounds()
 
 
-def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:
+def load_checkpoint(
+    run_dir: Path, settings: Mapping[str, Any], num_rounds: int
+) -> Checkpoint | None:
     """Return the newest good checkpoint of a run; ``None`` if the run did not get as far as one.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    settings : mapping
+        The settings that the run is to go on with.
+    num_rounds : int
+        Rounds that are wanted.
 
     Raises
     ------
@@ -139,11 +161,12 @@ def load_checkpoint(run_dir: Path, config: ServerConfig) -> Checkpoint | None:
             raise ConfigError("resume", str(run_dir), message)
         return None
     # What an earlier version did not know has its default.
-    before, now = {**ServerConfig().to_mapping(), **found.state["settings"]}, config.to_mapping()
-    check_same_settings(run_dir, before, now)
-    if found.round > config.rounds:
+    known = {key: value for key, value in ServerConfig().to_mapping().items() if key in settings}
+    before = {**known, **found.state["settings"]}
+    check_same_settings(run_dir, before, settings)
+    if found.round > num_rounds:
         message = f"must be at least {found.round}, the rounds that were run"
-        raise ConfigError("rounds", config.rounds, message)
+        raise ConfigError("rounds", num_rounds, message)
     return found
 
 
@@ -166,8 +189,11 @@ def resumed_settings(
     ConfigError
         If there is no run, or one of another command, or a setting differs that must not.
     """
-    before = _read_settings(run_dir)
-    if before.keys() - kind.settings().keys() and kind.settings().keys() - before.keys():
+    before = read_settings(run_dir)
+    if WRAPPED in before:
+        before = _of_other_app(run_dir, before)
+        kind = FleetConfig
+    elif before.keys() - kind.settings().keys() and kind.settings().keys() - before.keys():
         other = "python -m simulation" if "scenario" in before else "flower-server"
         raise ConfigError("resume", str(run_dir), f"must be a run of this command, not of {other}")
     if "run-dir" in given and Path(given["run-dir"]) != run_dir:
@@ -197,12 +223,35 @@ def continued_settings(run_dir: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     ConfigError
         If there is no run, or a setting differs that must not.
     """
-    before = _read_settings(run_dir)
+    before = read_settings(run_dir)
+    if WRAPPED in before or now.get("app"):  # the rest is compared when the app starts its run
+        before, now = {"app": before.get("app", "")}, {**now}
     check_same_settings(run_dir, before, {key: now[key] for key in now if key in before})
     return {**now, "run-dir": str(run_dir)}
 
 
-def _read_settings(run_dir: Path) -> dict[str, Any]:
+def _of_other_app(run_dir: Path, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``flower-server`` in those of a run of another app.
+
+    Raises
+    ------
+    ConfigError
+        If that run was not one of ``flower-server``.
+    """
+    if not before.get("app"):
+        message = "is a run of an app of its own: start that with ScheduledStrategy(resume=True)"
+        raise ConfigError("resume", str(run_dir), message)
+    return {key: value for key, value in before.items() if key in OF_ANY_APP}
+
+
+def read_settings(run_dir: Path) -> dict[str, Any]:
+    """Return the settings that a run directory holds.
+
+    Raises
+    ------
+    ConfigError
+        If there are none.
+    """
     file = run_dir / "config.toml"
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -250,8 +299,12 @@ def restore(saved: Checkpoint, run_dir: Path, run: Run) -> None:
     """
     state = saved.state
     model = state["model"]
-    if model.keys() != run.arrays.keys():
-        message = f"must be a run whose model has the arrays {list(run.arrays)}"
+    # Checkpoints of earlier versions do not know the initial model: its names are the model's.
+    initial = state.get("initial")
+    if (initial.keys() if initial is not None else model.keys()) != run.initial.keys() or (
+        initial is not None and initial != run.initial
+    ):
+        message = f"must be a run whose model has the arrays {list(run.initial)}"
         raise ConfigError("resume", str(run_dir), message)
     run.strategy.load_state_dict(state["strategy"])
     if isinstance(run.grid, StatefulGrid) and state["grid"] is not None:
@@ -260,7 +313,7 @@ def restore(saved: Checkpoint, run_dir: Path, run: Run) -> None:
     names = [arm.name for arm in run.strategy.arms.arms]
     for record in read_rounds(run_dir, saved.round, names):
         run.totals.count(record)
-    run.arrays = ArrayRecord({key: Array(model[key]) for key in run.arrays})
+    run.arrays = ArrayRecord({key: unpack_array(packed) for key, packed in model.items()})
     run.done = saved.round
     # Checkpoints of earlier versions have no digest of their rounds.
     if "rounds" in state and state["rounds"] != digest_rounds(run_dir, saved.round):

@@ -15,19 +15,19 @@ from flwr.serverapp import ServerApp
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
 from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import server_credentials
-from flower_scheduling.errors import ConfigError, ServerAppError
+from flower_scheduling.errors import ConfigError, SchedulingError, ServerAppError
 from flower_scheduling.extras import require_extra
 from flower_scheduling.loading import load_object
-from flower_scheduling.strategies.flower import LOGGER, RoundHook
+from flower_scheduling.strategies.flower import LOGGER, RoundHook, followed_by
 
 from ..app import create_app, prepare_run
-from ..callbacks import RoundCallback, RunEnd
 from ..monitoring.alarms import AlarmLog
-from ..monitoring.console import ConsoleLog
 from ..monitoring.live_file import LiveFile
 from ..monitoring.status import ServerStatus
+from ..monitoring.trackers.catalog import require_trackers
 from ..page.process import page_process
 from ..runs.directory import ensure_empty, lock_run
+from ..runs.recording import record_app
 from ..settings.fleet import FleetConfig
 from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
@@ -67,20 +67,18 @@ def run_fleet(
     credentials = server_credentials(Path(config.tls)) if config.tls else None
     alarm_log = AlarmLog()
     status = ServerStatus(None if config.app else config.rounds, alarm_log)
-    outcome = _Outcome()
+    live_file = LiveFile(lambda: status.connections(grid))
+    callbacks = [live_file, status, alarm_log]
+    recording = None
     if config.app:
+        require_trackers(config.tracker, config.run_dir)
         server_app = load_object(config.app, ServerApp, "app")
         run_config = app_config(Path())
+        recording = record_app(config, run_config, lambda: callbacks, resume=resume)
     else:
         prepared = prepare_run(config)  # refuses bad settings before a client can connect
-        _check_run_dir(Path(config.run_dir), resume=resume)
-        live_file = LiveFile(lambda: status.connections(grid))
-        server_app = create_app(
-            lambda: [outcome, live_file, status, ConsoleLog(), alarm_log],
-            hooks=hooks,
-            prepared=prepared,
-            resume=resume,
-        )
+        server_app = create_app(lambda: callbacks, hooks=hooks, prepared=prepared, resume=resume)
+    _check_run_dir(Path(config.run_dir), resume=resume)
     deny_list = DenyList(config.deny_list, lambda: [node.name for node in grid.get_nodes()])
     grid = StreamGrid(
         config.address,
@@ -105,18 +103,15 @@ def run_fleet(
         where = join_host_port(host, grid.port)
         LOGGER.info("listening on %s%s", where, "" if credentials else ", no TLS")
         with page_process(Path(config.run_dir), config.page), stoppable():
-            _run_app(server_app, config.app, grid, context)
-    if outcome.no_step:
-        raise ServerAppError("no round has changed the model: see the reasons in the log")
-
-
-class _Outcome(RoundCallback):
-    """A callback that keeps whether a run had rounds and none of them changed the model."""
-
-    no_step = False
-
-    def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
-        self.no_step = 0 < summary["rounds"] == summary["rounds_without_step"]
+            if recording is None:
+                server_app(grid, context)
+                return
+            with followed_by(recording):
+                _run_app(server_app, config.app, grid, context)
+    if not recording.num_started:
+        LOGGER.warning(
+            "the app has started no ScheduledStrategy: nothing was scheduled or recorded"
+        )
 
 
 def _check_run_dir(run_dir: Path, *, resume: bool) -> None:
@@ -128,12 +123,12 @@ def _check_run_dir(run_dir: Path, *, resume: bool) -> None:
 
 
 def _run_app(server_app: ServerApp, path: str, grid: StreamGrid, context: Context) -> None:
-    """Run a ServerApp; a fault of one whose code is not ours, ``path``, is one line."""
+    """Run a ServerApp whose code is not ours, ``path``: a fault of it is one line."""
     try:
         server_app(grid, context)
+    except SchedulingError:  # it says what is wrong
+        raise
     except Exception as error:
-        if not path:
-            raise
         LOGGER.error("the ServerApp failed", exc_info=error)
         raise ServerAppError(f"{path} raised {type(error).__name__}: {error}") from None
 

@@ -2,18 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import model_validator
 
 from flower_scheduling.client.wire.addresses import is_loopback, parse_address
-from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import kebab
 from flower_scheduling.strategies import GivenFloors, parse_floors
 
 from ..transport.admission import DEFAULT_MAX_CLIENTS
 from .base import setting
 from .run import ServerConfig
+
+WRAPPED: Final = "wrapped"
+"""Key of the settings of a run of another app, which ours does not have: the wrapped strategy."""
+APP_CONFIG: Final = "app-config"
+"""Key of the run configuration of such an app."""
+OF_ANY_APP: Final = frozenset(
+    [
+        "app",
+        "address",
+        "tls",
+        "insecure",
+        "metrics",
+        "page",
+        "deny-list",
+        "max-clients",
+        "max-message-mb",
+        "run-dir",
+        "explain",
+        "tracker",
+        "checkpoint-every",
+        "checkpoint-required",
+    ]
+)
+"""Settings that concern another ServerApp too."""
+_STRATEGY: Final = "ScheduledStrategy(..., {}=)"
+ELSEWHERE: Final = {
+    "strategy": _STRATEGY.format("policy"),
+    "strategy-option": "the policy's parameters in ScheduledStrategy(...)",
+    **{
+        key: _STRATEGY.format(key.replace("-", "_"))
+        for key in (
+            "num-selected",
+            "tau-max-s",
+            "beta",
+            "truncate",
+            "fairness",
+            "seed",
+            "eval-every",
+            "client-eval-every",
+            "min-clients",
+            "wait-s",
+            "max-update-norm",
+        )
+    },
+    "rounds": "start(..., num_rounds=)",
+    "target-accuracy": _STRATEGY.format("stop_when"),
+    "aggregation": "the strategy that it wraps",
+    "aggregation-option": "the strategy that it wraps",
+    "initial-model": "the arrays that it calls start() with",
+    "runtime": "`flwr run` in its folder",
+}
+"""Where another app sets what has no effect on it as a flag."""
 
 
 class FleetConfig(ServerConfig):
@@ -42,10 +93,6 @@ class FleetConfig(ServerConfig):
             self._require_address("metrics", secure=False)
         if self.page:  # beyond loopback it wants a token
             self._require_host_and_port("page")
-            if self.app:
-                raise ConfigError(
-                    "page", self.page, "has no effect with --app, without run directory"
-                )
         self.require(
             "fairness",
             not isinstance(parse_floors(self.fairness), GivenFloors),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from flower_scheduling.client.learning.partitions import build_partition
-from flower_scheduling.errors import ConfigError
+from flower_scheduling.errors import ConfigError, NoStepError
 from flower_scheduling.files import write_whole
 from flower_scheduling.server.app import create_app, prepare_run
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
@@ -39,11 +40,14 @@ class SimulationResult:
         The run in numbers, as in ``summary.json``.
     records : list of RoundRecord
         The rounds.
+    no_step : NoStepError or None
+        What it ended with, if no round changed the model.
     """
 
     config: SimulationConfig
     summary: dict[str, Any]
     records: list[RoundRecord]
+    no_step: NoStepError | None = None
 
 
 class Simulation:
@@ -70,7 +74,9 @@ class Simulation:
 
         # Refuses bad settings before any work is done, or anything is written.
         self._prepared = prepare_run(
-            config, availability=float(config.per_client("availability").mean())
+            config,
+            availability=float(config.per_client("availability").mean()),
+            log_every_s=math.inf,  # thousands of rounds a second
         )
         torch.set_num_threads(1)  # small batches: threads cost more than they bring
         self.config = config
@@ -127,13 +133,17 @@ class Simulation:
             state=RecordDict(),
             run_config=run_config,
         )
+        no_step = None
         with _quiet_flower():
-            server_app(grid, context)
+            try:
+                server_app(grid, context)
+            except NoStepError as error:  # what the rounds took is a result too
+                no_step = error
         summary = results.summary
         if resume:  # with what was before
             names = [arm["name"] for arm in summary["arms"]]
             records = list(read_rounds(Path(config.run_dir), summary["rounds"], names))
-        return SimulationResult(config, summary, records)
+        return SimulationResult(config, summary, records, no_step)
 
     def _write_truth(self) -> None:
         """Leave the clients' expected times in the run directory: a page shows regret by them."""

@@ -6,13 +6,13 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from flower_scheduling.server.settings.base import Settings
-from flower_scheduling.server.settings.fleet import FleetConfig
+from flower_scheduling.server.settings.fleet import OF_ANY_APP, WRAPPED, FleetConfig
 
 from ..environments.recorded import FEW, RecordedRun
 from ..html import installed_versions, listed_versions, render
@@ -69,11 +69,20 @@ def report_page(
         headings=_HEADINGS,
         rows=[_row(client) for client in rows],
         num_clients=len(stats.clients),
-        settings={plain(key): plain(value, 200) for key, value in run.config.items()},
+        settings={plain(key): plain(value, 200) for key, value in _flat_settings(run.config)},
         versions=listed_versions(installed_versions()),
         run_command=plain(_command(run), 2000),
         command=plain(command, 1000),
     )
+
+
+def _flat_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return keys and values of settings; those of another app's own have the app's keys too."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key} {inner}", each) for inner, each in value.items())
+        else:
+            yield key, value
 
 
 def _state(run: RecordedRun, stats: RunStatistics) -> str:
@@ -234,7 +243,16 @@ def _command(run: RecordedRun) -> str:
     if "scenario" in run.config:
         preset = SCENARIOS.get(str(run.config["scenario"]), {})
         return shlex.join([*program_name().split(), *_flags(run.config, SimulationConfig, preset)])
-    return shlex.join(["flower-server", *_flags(run.config, FleetConfig, {})])
+    if WRAPPED not in run.config:
+        return shlex.join(["flower-server", *_flags(run.config, FleetConfig, {})])
+    if run.config.get("app"):
+        concerned = {key: value for key, value in run.config.items() if key in OF_ANY_APP}
+        return shlex.join(["flower-server", *_flags(concerned, FleetConfig, {})])
+    known = ("num-selected", "tau-max-s", "fairness", "seed")
+    arguments = [f"{key.replace('-', '_')}={run.config[key]!r}" for key in known]
+    start = f"start(..., num_rounds={run.config.get('rounds')})"
+    wrapped = [run.config[WRAPPED], repr(run.strategy), *arguments]
+    return f"ScheduledStrategy({', '.join(map(str, wrapped))}).{start}"
 
 
 def _flags(

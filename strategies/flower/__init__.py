@@ -1,6 +1,7 @@
 """The adapter: schedule the clients of any Flower strategy."""
 
 from .arm_table import Arm, ArmTable
+from .following import Follower, RecordingOptions, StartedRun, followed_by
 from .grids import OwnGrid
 from .rate_limited_log import RateLimitedLog
 from .record import ArmResult, RoundHook, RoundRecord, failure_kind
@@ -15,12 +16,16 @@ __all__ = [
     "ArmResult",
     "ArmTable",
     "Exchange",
+    "Follower",
     "OwnGrid",
     "RateLimitedLog",
+    "RecordingOptions",
     "RoundHook",
     "RoundRecord",
     "ScheduledStrategy",
+    "StartedRun",
     "TimedExchange",
     "TimedGrid",
     "failure_kind",
+    "followed_by",
 ]

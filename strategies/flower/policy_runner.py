@@ -10,6 +10,7 @@ import numpy as np
 
 from flower_scheduling.client.wire.protocol import LOCAL_ACCURACY, TRAIN_LOSS
 from flower_scheduling.errors import ConfigError, SchedulingError
+from flower_scheduling.schema import kebab
 
 from ..base import (
     BoolArray,
@@ -20,7 +21,7 @@ from ..base import (
     SchedulingPolicy,
     Selection,
 )
-from ..fairness import FloorRule, NamedFloors, check_feasibility, parse_floors
+from ..fairness import FloorRule, NamedFloors, check_feasibility, floors_text, parse_floors
 from ..floors import FloorPolicy, QueuePolicy
 from ..registry import PolicySpec, build_policy, find_policy
 from .arm_table import Arm, ArmTable
@@ -38,6 +39,8 @@ _REPORTS: Final = {"local_accuracy": (LOCAL_ACCURACY,), "loss": (TRAIN_LOSS, "tr
 our protocol first, then those that are usual in Flower's apps."""
 _WARN_WITHOUT_REPORT: Final = 10
 _WARN_OF_NAMES: Final = (1, 100, 1000, 10_000)  # rounds in which no client has a floor's name
+_OWN_KEYS: Final = ("beta", "truncate")
+"""Parameters of policies that are settings of their own; others are options."""
 
 
 class PolicyRunner:
@@ -78,6 +81,7 @@ class PolicyRunner:
         self._tau_max_s = tau_max_s
         self._seed = seed
         self._rule = parse_floors(fairness) if isinstance(fairness, str) else fairness
+        self._floors_text = fairness if isinstance(fairness, str) else floors_text(self._rule)
         self._availability = availability
         self._params = params
         self._given = policy
@@ -102,6 +106,20 @@ class PolicyRunner:
         self._reports = {name: _REPORTS[name] for name in spec.reports}
         self._without_report = dict.fromkeys(self._reports, 0.0)  # rounds so far
         self._build(num_arms=0)  # refuses bad settings here, not in the first round
+
+    def settings(self) -> dict[str, int | float | bool | str]:
+        """Return what the policy was asked for under the keys of a run's settings."""
+        own = {key: value for key, value in self._params.items() if key in _OWN_KEYS}
+        options = {key: value for key, value in self._params.items() if key not in _OWN_KEYS}
+        return {
+            "strategy": self.name,
+            "num-selected": self.num_selected,
+            "tau-max-s": float(self._tau_max_s),
+            "strategy-option": ",".join(f"{kebab(key)}={value}" for key, value in options.items()),
+            **{key: value for key, value in own.items() if isinstance(value, bool | int | float)},
+            **({"fairness": self._floors_text} if self._floors_text else {}),
+            "seed": self._seed,
+        }
 
     @property
     def policy(self) -> SchedulingPolicy:

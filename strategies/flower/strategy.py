@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_scheduling.client.wire.arrays import decode_array
-from flower_scheduling.errors import ConfigError, SchedulingError
+from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError
 
 from ..base import SchedulingPolicy
 from ..fairness import FloorRule
 from .arm_table import ArmTable
 from .client_evaluation import AVAILABLE, ClientEvaluation
+from .following import RecordingOptions, StartedRun, follow
 from .membership import Membership
 from .own_start import StartGuide
 from .policy_runner import PolicyLike, PolicyRunner
@@ -27,6 +29,7 @@ from .record import RoundHook, RoundRecord
 from .replies import ArraySpec, ReplyChecker
 from .reply_sorter import ReplySorter
 from .round import RoundParts, TrainingRound
+from .round_log import RoundLog
 from .state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
@@ -44,9 +47,12 @@ class _Run:
     evaluate_config: ConfigRecord
     deadline_s: float
     result: Result
+    hooks: Sequence[RoundHook]  # before the strategy's own
+    log: RoundLog
     begin_s: float = math.nan  # when the first round's selection began
     last_round: int = 0
     rounds_without_step: int = 0  # in a row
+    last: RoundRecord | None = None
 
 
 class ScheduledStrategy(Strategy):
@@ -109,12 +115,26 @@ class ScheduledStrategy(Strategy):
     max_update_norm : float, optional
         Largest Euclidean distance of an update from the round's model; what is farther away
         counts as failed. Off by default: the right value depends on model and step size.
-    explain : bool
-        Whether each :class:`RoundRecord` explains the selection of its clients.
+    explain : bool, optional
+        Whether each :class:`RoundRecord` explains the selection of its clients; by default if
+        there is a run directory, which then has it for the page.
     hooks : sequence of callable
         Called after each round with its :class:`RoundRecord` and the current model.
     stop_when : callable, optional
         Ends the run after a round for whose record it returns true.
+    log_every_s : float
+        Least time between two lines of the log [s]; 0: a line for each round; infinite: none.
+    run_dir : str or Path, optional
+        Folder for settings, rounds, models and checkpoints, as ``flower-server`` writes it; it
+        must not exist yet, or be empty. Under ``flower-server --app`` the folder is that of
+        ``--run-dir``.
+    resume : bool
+        Whether to go on with the run in ``run_dir`` from its last checkpoint, if there is one.
+    tracker : str
+        Where rounds are reported as well: ``tensorboard``, ``mlflow``, ``wandb``, or several with
+        commas between. Needs ``run_dir``.
+    checkpoint_every : int
+        Rounds between two checkpoints in the run directory; 0: never.
     **policy_params
         Passed to the policy, e.g. ``beta=1e-3``.
 
@@ -149,9 +169,14 @@ class ScheduledStrategy(Strategy):
         client_eval_timeout_s: float | None = None,
         fixed_shapes: bool | None = None,
         max_update_norm: float | None = None,
-        explain: bool = False,
+        explain: bool | None = None,
         hooks: Sequence[RoundHook] = (),
         stop_when: Callable[[RoundRecord], bool] | None = None,
+        log_every_s: float = 0.0,
+        run_dir: str | Path | None = None,
+        resume: bool = False,
+        tracker: str = "",
+        checkpoint_every: int = 1,
         **policy_params: Any,
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -196,6 +221,13 @@ class ScheduledStrategy(Strategy):
         self._explain = explain
         self._hooks = list(hooks)
         self._stop_when = stop_when
+        self._log_every_s = log_every_s
+        self._recording = RecordingOptions(
+            "" if run_dir is None else str(run_dir),
+            resume,
+            tracker,
+            _at_least("checkpoint_every", checkpoint_every, 0),
+        )
         self._running = False
         self._earlier_rounds = 0  # of earlier runs
         self._run: _Run | None = None
@@ -221,6 +253,22 @@ class ScheduledStrategy(Strategy):
         """Virtual queue of each arm [rounds owed]; ``None`` for a policy without queues."""
         queue = self._policy.queue
         return None if queue is None else [float(debt) for debt in queue]
+
+    @property
+    def recording(self) -> RecordingOptions:
+        """What the app wants to be recorded."""
+        return self._recording
+
+    @property
+    def asked_settings(self) -> dict[str, int | float | bool | str]:
+        """What the app has asked for, by the keys of a run's settings."""
+        chain = " around ".join(type(inner).__name__ for inner in self._wrapped.chain)
+        return {**self._policy.settings(), "wrapped": chain}
+
+    @property
+    def learned_rounds(self) -> int:
+        """Rounds of this run that the policy has learned from."""
+        return self.policy.last_round - self._earlier_rounds
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next round depends on, the model apart; for a round hook.
@@ -364,54 +412,75 @@ class ScheduledStrategy(Strategy):
         Raises
         ------
         ConfigError
-            If the wrapped strategy cannot aggregate such a model.
+            If the wrapped strategy cannot aggregate such a model, or a setting of the run
+            directory is wrong.
         SchedulingError
             If it runs already, no client has examples, or the wrapped strategy configures
             messages that do not fit the selection.
+        NoStepError
+            If rounds were run and none changed the model, after all was written and closed.
         """
         if self._running:
             raise SchedulingError("start() runs already")
         self.summary()
-        specs = ArraySpec.of(initial_arrays)
-        self._wrapped.check_model(specs)
+        self._wrapped.check_model(ArraySpec.of(initial_arrays))
         _note_odd_values(initial_arrays)
         if self._run is not None:
             self._earlier_rounds = self.policy.last_round
+        timed = grid if isinstance(grid, TimedExchange) else TimedGrid(grid)
+        started = StartedRun(self, timed, initial_arrays, num_rounds, self._explain)
+        self._running = True
+        try:
+            with follow(started, self._recording):
+                run = self._new_run(started, grid, timeout, train_config, evaluate_config)
+                if self._wrapped.own_start:
+                    result = self._run_own_start(run, started.num_rounds, timeout, evaluate_fn)
+                else:
+                    result = self._run_rounds(run, started.num_rounds, evaluate_fn)
+                run.log.on_end(self.arms.arms, self.floors)
+        finally:
+            self._running = False
+            self._resumed = None
+        _require_step(run, result)
+        return result
+
+    def _new_run(
+        self,
+        started: StartedRun,
+        grid: Grid,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+    ) -> _Run:
         parts = RoundParts(
             grid=grid,
-            timed=grid if isinstance(grid, TimedExchange) else TimedGrid(grid),
+            timed=started.grid,
             membership=self._membership,
             policy=self._policy,
             sorter=self._sorter,
             wrapped=self._wrapped,
             tau_max_s=self._tau_max_s,
             free_form=self._free_form,
-            explain=self._explain,
+            explain=bool(started.explain),
         )
-        self._run = run = _Run(
+        self._run = _Run(
             parts=parts,
-            specs=specs,
+            specs=ArraySpec.of(started.arrays),
             train_config=ConfigRecord() if train_config is None else train_config,
             evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
             deadline_s=min(timeout, self._tau_max_s),
-            result=Result(arrays=initial_arrays),
+            result=Result(arrays=started.arrays),
+            hooks=started.hooks,
+            log=RoundLog(started.num_rounds, self._log_every_s),
         )
-        self._running = True
-        try:
-            if self._wrapped.own_start:
-                return self._run_own_start(run, num_rounds, timeout, evaluate_fn)
-            self._run_rounds(run, num_rounds, evaluate_fn)
-        finally:
-            self._running = False
-            self._resumed = None
-        return run.result
+        return self._run
 
     def _run_rounds(
         self,
         run: _Run,
         num_rounds: int,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-    ) -> None:
+    ) -> Result:
         """Run the rounds as Flower's ``start`` does."""
         parts, result = run.parts, run.result
         if self._resumed is None:
@@ -446,6 +515,7 @@ class ScheduledStrategy(Strategy):
             record = self._end_round(run, one, result.arrays, metrics, time_s)
             if self._stop_when is not None and self._stop_when(record):
                 break
+        return result
 
     def _run_own_start(
         self,
@@ -525,7 +595,9 @@ class ScheduledStrategy(Strategy):
             accuracy=_metric(metrics, "accuracy"),
             loss=_metric(metrics, "loss"),
         )
-        for hook in self._hooks:
+        run.last = record
+        run.log.on_round(record)
+        for hook in [*run.hooks, *self._hooks]:
             hook(record, arrays)
         return record
 
@@ -558,6 +630,19 @@ class ScheduledStrategy(Strategy):
         if metrics is not None:
             run.result.evaluate_metrics_serverapp[server_round] = metrics
         return metrics
+
+
+def _require_step(run: _Run, result: Result) -> None:
+    """End a run with an error in which no round did anything to the model.
+
+    A wrapped strategy that returns metrics and no arrays, as for analytics, has done its work.
+    """
+    last = run.last
+    if last is None or run.rounds_without_step < last.round or result.train_metrics_clientapp:
+        return
+    error = NoStepError(last.no_step or "", list(zip(last.names, last.reason, strict=True)))
+    error.result = result
+    raise error
 
 
 def _not_outermost() -> SchedulingError:

@@ -285,6 +285,36 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
     losses = [float(x) for x in re.findall(r"round \d+: loss ([0-9.]+)", fleet.log("server"))]
     assert len(losses) == 11  # before the first round, and after each of the ten
     assert losses[-1] < 0.2 * losses[0]
+    assert "[ROUND 10/10] selected dev-" in fleet.log("server")
+    assert "shares of rounds against their floors, rounds 1 to 10: dev-" in fleet.log("server")
+
+
+@pytest.mark.slow
+def test_somebody_elses_app_is_watched_killed_and_continued_like_ours(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "examples" / "foreign-app", fleet.folder, dirs_exist_ok=True)
+    settings = fleet.folder / "pyproject.toml"
+    settings.write_text(settings.read_text().replace("num-rounds = 10", "num-rounds = 100000"))
+    arguments = "--app wind.server_app:app --run-dir run --page 127.0.0.1:0 --metrics 127.0.0.1:0"
+    port = fleet.server(arguments)
+    for number in range(3):
+        fleet.client(port, number, 3, "--app wind.client_app:app")
+    fleet.wait_for_rounds(3)
+    assert server_main(["status", "--address", f"127.0.0.1:{port}", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rounds"] == 100000
+    assert told["round"] >= 3
+    assert "page at http://127.0.0.1:" in fleet.log("server")
+    fleet.processes["server"].kill()
+    fleet.processes["server"].wait(RUN_S)
+    before = len(fleet.rounds())
+    settings.write_text(settings.read_text().replace("100000", str(before + 5)))
+    again = f"--address 127.0.0.1:{port} {arguments} --continue"
+    fleet.start("server", "server.cli.main", again)
+    assert fleet.processes["server"].wait(RUN_S) == 0, fleet.log("server")
+    assert [line["round"] for line in fleet.rounds()] == list(range(1, before + 6))
+    assert "another run configuration: num-rounds" in fleet.log("server")
 
 
 @pytest.mark.parametrize(
@@ -301,11 +331,8 @@ def test_somebody_elses_app_runs_on_our_streams_unchanged(fleet: Fleet) -> None:
             "on loopback, or with --insecure",
         ),
         ("server.cli.main", "--page 8501", "HOST:PORT"),
-        (
-            "server.cli.main",
-            "--page 127.0.0.1:8501 --app wind:app",
-            "has no effect with --app",
-        ),
+        ("server.cli.main", "--app wind:app --learning-rate 1", "[tool.flwr.app.config]"),
+        ("server.cli.main", "--app wind:app --num-selected 2", "ScheduledStrategy(..., num_s"),
         ("server.cli.main", "--fairness 0.6,0.5", "dev-1=0.6"),
         ("server.cli.main", "--partitioner foo", "partitioner"),
         ("server.cli.main", "--partitioner dirichlet:foo", "dirichlet:ALPHA"),

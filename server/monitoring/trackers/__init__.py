@@ -17,6 +17,15 @@ from .metrics import RoundMetrics, summary_metrics
 from .tracker_thread import TrackerThread, log_dropped
 
 
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without tables: trackers know keys and values."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = value.items() if isinstance(value, Mapping) else ()
+        flat |= {f"{key}.{name}": each for name, each in inner} if inner else {key: value}
+    return flat
+
+
 class Trackers(RoundCallback):
     """A callback for the trackers of a run. Nothing here raises.
 
@@ -38,7 +47,7 @@ class Trackers(RoundCallback):
         self.begin(
             TrackedRun(
                 path,
-                run.directory.config,
+                _flat(run.directory.config),
                 done,
                 lambda first: read_rounds(path, done, names, queues_from=first),
             ),

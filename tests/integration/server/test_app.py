@@ -12,7 +12,7 @@ from apps import echo_app
 from factories import small_model
 from flwr.app import ArrayRecord, Context, RecordDict
 
-from flower_scheduling.errors import ConfigError
+from flower_scheduling.errors import ConfigError, NoStepError
 from flower_scheduling.server import app as app_module
 from flower_scheduling.server.app import app, create_app, prepare_run
 from flower_scheduling.server.callbacks import RoundCallback, Run
@@ -50,12 +50,15 @@ def test_a_second_run_of_the_same_app_knows_nothing_of_the_first(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger=LOGGER.name):
-        run_on(app, config(tmp_path / "large"), 8, fail=True)
+        with pytest.raises(NoStepError, match="no round has changed the model: no-replies in"):
+            run_on(app, config(tmp_path / "large"), 8, fail=True)
+        assert len(written_rounds(tmp_path / "large")) == 12, "and its results are written"
+        assert (tmp_path / "large" / "summary.json").exists()
         assert "alarm always-fails" in caplog.text
         caplog.clear()
         run_on(app, config(tmp_path / "small"), 2, fail=False)
     assert "alarm" not in caplog.text
-    assert "round 1: " in caplog.text, "also said of the second run"
+    assert "[ROUND 1/12] " in caplog.text, "also said of the second run"
     assert len(written_rounds(tmp_path / "small")) == 12
 
 

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord
 
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd, following
 from flower_scheduling.server.runs.totals import RunTotals
-from flower_scheduling.strategies.flower import RoundHook, RoundRecord
+from flower_scheduling.strategies.flower import RoundRecord
 
 
 class Noting(RoundCallback):
@@ -38,20 +38,16 @@ class Noting(RoundCallback):
         self._note("end", status, summary["rounds"])
 
 
-def a_run() -> tuple[Any, list[RoundHook]]:
-    hooks: list[RoundHook] = []
-    strategy: Any = SimpleNamespace(
-        arms=SimpleNamespace(arms=[]), floors=None, add_hook=hooks.append
-    )
-    config: Any = SimpleNamespace(tau_max_s=5.0)
+def a_run() -> Run:
+    strategy: Any = SimpleNamespace(arms=SimpleNamespace(arms=[]), floors=None)
     grid: Any = None
-    return Run(config, strategy, grid, small_model(), RunTotals()), hooks
+    return Run({"tau-max-s": 5.0}, strategy, grid, small_model(), RunTotals())
 
 
 def test_the_first_is_the_outermost() -> None:
     noted: list[Any] = []
-    run, hooks = a_run()
-    with following(run, [Noting("outer", noted), Noting("inner", noted)]):
+    run = a_run()
+    with following(run, [Noting("outer", noted), Noting("inner", noted)]) as hooks:
         run.totals.count(round_record(1))
         for hook in hooks:
             hook(round_record(1), run.arrays)
@@ -76,7 +72,7 @@ def test_the_first_is_the_outermost() -> None:
 )
 def test_all_hear_how_it_ended(error: BaseException, status: RunEnd) -> None:
     noted: list[Any] = []
-    with pytest.raises(type(error)) as caught, following(a_run()[0], [Noting("one", noted)]):
+    with pytest.raises(type(error)) as caught, following(a_run(), [Noting("one", noted)]):
         raise error
     assert caught.value is error
     assert noted[-1] == ("one", "end", status, 0)
@@ -89,7 +85,7 @@ def test_what_cannot_start_ends_those_that_have_started() -> None:
         Noting("second", noted, {"start": ValueError()}),
         Noting("third", noted),
     ]
-    with pytest.raises(ValueError), following(a_run()[0], callbacks):  # noqa: PT011
+    with pytest.raises(ValueError), following(a_run(), callbacks):  # noqa: PT011
         raise AssertionError("the run does not begin")
     assert noted == [("first", "start"), ("second", "start"), ("first", "end", RunEnd.FAILED, 0)]
 
@@ -97,7 +93,7 @@ def test_what_cannot_start_ends_those_that_have_started() -> None:
 def test_what_cannot_end_fails_the_run_for_the_others() -> None:
     noted: list[Any] = []
     callbacks = [Noting("outer", noted), Noting("inner", noted, {"end": OSError(28, "full")})]
-    with pytest.raises(OSError, match="full"), following(a_run()[0], callbacks):
+    with pytest.raises(OSError, match="full"), following(a_run(), callbacks):
         pass
     assert noted[-2:] == [
         ("inner", "end", RunEnd.FINISHED, 0),
@@ -108,6 +104,6 @@ def test_what_cannot_end_fails_the_run_for_the_others() -> None:
 def test_a_second_fault_of_the_disk_does_not_hide_the_first() -> None:
     noted: list[Any] = []
     callbacks = [Noting("outer", noted), Noting("inner", noted, {"end": OSError(28, "second")})]
-    with pytest.raises(OSError, match="first"), following(a_run()[0], callbacks):
+    with pytest.raises(OSError, match="first"), following(a_run(), callbacks):
         raise OSError(28, "first")
     assert noted[-1] == ("outer", "end", RunEnd.FAILED, 0)

@@ -230,8 +230,10 @@ def test_diverged_run_ends_with_files_that_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "--learning-rate 1e38 --model cnn --rounds 3 --eval-every 1 --run-dir run --json"
-    assert main(arguments.split()) == 0
-    summary = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # no NaN in JSON
+    assert main(arguments.split()) == 1, "no update was finite"
+    out, err = capsys.readouterr()
+    assert "error: no round has changed the model: no-replies in the last" in err
+    summary = json.loads(out, parse_constant=pytest.fail)  # no NaN in JSON
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert summary["rounds"] == len(lines) == 3
 
@@ -239,7 +241,7 @@ def test_diverged_run_ends_with_files_that_agree(
 def test_clients_that_never_answer_cost_their_rounds_and_keep_their_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--failure-probability", "1", "--rounds", "5", "--json"]) == 0
+    assert main(["--failure-probability", "1", "--rounds", "5", "--json"]) == 1
     summary = json.loads(capsys.readouterr().out)
     assert summary["time_s"] == 5 * 5.0
     assert summary["failures"] == 20

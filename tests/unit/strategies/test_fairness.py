@@ -15,6 +15,7 @@ from flower_scheduling.strategies import (
     check_feasibility,
     parse_floors,
 )
+from flower_scheduling.strategies.fairness import floors_text
 
 
 def test_rules_by_hand():
@@ -144,3 +145,10 @@ def test_floors_by_name_are_the_same_in_every_unicode_form_and_tell_names_that_n
     assert rule.unknown(names) == {"dev1"}
     assert rule.unknown_message(names) == "no client is called dev1 (did you mean dev-1?)"
     assert rule.unknown_message([*names, "dev1"]) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["0.6,0.5", "dev-1=0.6,dev-2=0.5", "equal:0.2", "proportional:2.0", "heuristic:0.5"]
+)
+def test_a_rule_has_the_text_that_makes_it(text):
+    assert parse_floors(floors_text(parse_floors(text))) == parse_floors(text)

@@ -50,7 +50,9 @@ def started(status: ServerStatus, totals: RunTotals | None = None, **more: Any) 
     strategy = SimpleNamespace(
         arms=SimpleNamespace(arms=arms), floors=[0.5, 0.25, 0.0], queues=[0.0, 1.5, 2.0]
     )
-    run: Any = SimpleNamespace(strategy=strategy, totals=totals or RunTotals(), **more)
+    run: Any = SimpleNamespace(
+        strategy=strategy, totals=totals or RunTotals(), num_rounds=10, **more
+    )
     status.on_start(run)
     return run
 

@@ -138,7 +138,9 @@ def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCapt
     run: Any = SimpleNamespace(
         strategy=strategy,
         totals=totals,
-        config=SimpleNamespace(tau_max_s=5.0, checkpoint_every=0, fairness="none"),
+        settings={"fairness": "none"},
+        tau_max_s=5.0,
+        checkpoint_every=0,
         directory=None,
         saved_round=0,
     )

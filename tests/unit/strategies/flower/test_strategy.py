@@ -51,7 +51,7 @@ from flower_scheduling.client.wire.protocol import (
     TIMING,
     TRAIN_LOSS,
 )
-from flower_scheduling.errors import ConfigError, SchedulingError, UnknownPolicyError
+from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError, UnknownPolicyError
 from flower_scheduling.strategies.flower import (
     LOGGER,
     TIMEOUT,
@@ -122,7 +122,13 @@ def run(
     scheduled = ScheduledStrategy(
         strategy, **{**defaults, **settings}, hooks=[lambda record, arrays: records.append(record)]
     )
-    result = scheduled.start(grid, initial(), num_rounds=rounds)
+    try:
+        result = scheduled.start(grid, initial(), num_rounds=rounds)
+    except NoStepError as error:
+        assert not any(record.stepped for record in records)
+        result = error.result
+    else:
+        assert any(record.stepped for record in records)
     assert all(a.numpy().dtype == np.float32 for a in result.arrays.values())
     return result.arrays["weight"].numpy(), records, grid, scheduled
 

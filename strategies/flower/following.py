@@ -1,0 +1,111 @@
+"""Followers: what a runtime puts around every run that a :class:`.ScheduledStrategy` starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from flwr.app import ArrayRecord
+
+from flower_scheduling.errors import ConfigError
+
+from .record import RoundHook
+from .timed_grid import TimedExchange
+
+if TYPE_CHECKING:
+    from .strategy import ScheduledStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingOptions:
+    """What an app asks for with the ``run_dir`` of its :class:`.ScheduledStrategy`.
+
+    Attributes
+    ----------
+    run_dir : str
+        Folder for the results; empty: none.
+    resume : bool
+        Whether to go on with the run in that folder, if there is one.
+    tracker : str
+        Where rounds are reported as well; several with commas between.
+    checkpoint_every : int
+        Rounds between two checkpoints; 0: never.
+    """
+
+    run_dir: str = ""
+    resume: bool = False
+    tracker: str = ""
+    checkpoint_every: int = 1
+
+    def require_folder(self) -> None:
+        """Refuse what needs a run directory if there is none.
+
+        Raises
+        ------
+        ConfigError
+            If it is so.
+        """
+        for key, value in (("resume", self.resume), ("tracker", self.tracker)):
+            if value and not self.run_dir:
+                raise ConfigError(key, value, "needs run_dir")
+
+
+@dataclass
+class StartedRun:
+    """A call of :meth:`.ScheduledStrategy.start` before its first round; a follower may change it.
+
+    Attributes
+    ----------
+    strategy : ScheduledStrategy
+        What was started.
+    grid : TimedExchange
+        The grid that it runs on.
+    arrays : ArrayRecord
+        The model to begin with.
+    num_rounds : int
+        The last round.
+    explain : bool or None
+        Whether records explain the selection; ``None``: the app does not mind.
+    hooks : list of callable
+        Called after each round, before the strategy's own.
+    """
+
+    strategy: ScheduledStrategy
+    grid: TimedExchange
+    arrays: ArrayRecord
+    num_rounds: int
+    explain: bool | None = None
+    hooks: list[RoundHook] = field(default_factory=list)
+
+
+Follower: TypeAlias = Callable[[StartedRun], AbstractContextManager[Any]]
+"""Follows a run from before its first round to its end, whatever ends it."""
+
+_FOLLOWER: ContextVar[Follower | None] = ContextVar("follower", default=None)
+
+
+@contextmanager
+def followed_by(follower: Follower) -> Iterator[None]:
+    """Have every run that is started inside the context followed."""
+    token = _FOLLOWER.set(follower)
+    try:
+        yield
+    finally:
+        _FOLLOWER.reset(token)
+
+
+def follow(run: StartedRun, options: RecordingOptions) -> AbstractContextManager[Any]:
+    """Return what follows a run: the runtime's follower, else the record that the app asks for."""
+    if (follower := _FOLLOWER.get()) is not None:
+        return follower(run)
+    options.require_folder()
+    if not options.run_dir:
+        return nullcontext()
+    # The server's package, for the format and the life of a run directory: an app without
+    # run_dir does without it.
+    from flower_scheduling.server.runs.recording import record_app
+
+    return record_app()(run)

@@ -1,0 +1,113 @@
+"""The log of a run's rounds: a line each, and at the end the shares and floors of the clients."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from .arm_table import Arm
+from .record import RoundRecord, failure_kind
+from .timed_grid import LOGGER
+
+_MAX_SHOWN: Final = 10  # clients in the line of a round,
+_MAX_SHARES: Final = 20  # and in that of the shares
+_MAX_REASON: Final = 60
+
+
+class RoundLog:
+    """A log with a line for each round, or now and then one.
+
+    Parameters
+    ----------
+    num_rounds : int
+        The last round.
+    every_s : float
+        Least time between two lines [s]; the first round and evaluated ones have theirs in any
+        case. 0: every round; infinite: none at all.
+    """
+
+    def __init__(self, num_rounds: int, every_s: float = 0.0) -> None:
+        self._num_rounds = num_rounds
+        self._every_s = every_s
+        self._logged_s = -math.inf
+        self._first: int | None = None
+        self._last = 0
+        self._selected: Counter[int] = Counter()
+        self._failed: Counter[int] = Counter()
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Count a round, and log it if it is due."""
+        if self._every_s == math.inf:
+            return
+        self._first = record.round if self._first is None else self._first
+        self._last = record.round
+        self._selected.update(record.selected)
+        self._failed.update(result.arm for result in record.results if not result.completed)
+        now_s = time.monotonic()
+        due = record.accuracy is not None or now_s - self._logged_s >= self._every_s
+        if due and LOGGER.isEnabledFor(logging.INFO):
+            self._logged_s = now_s
+            LOGGER.info("[ROUND %d/%d] %s", record.round, self._num_rounds, round_text(record))
+
+    def on_end(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
+        """Log the share of rounds of each client against its floor, the least kept ones first."""
+        if self._first is None:
+            return
+        rounds = self._last - self._first + 1
+        shares = [self._selected[arm.index] / rounds for arm in arms]
+        known = [0.0] * len(arms) if floors is None else [*floors, *[0.0] * len(arms)]
+        listed = sorted(arms, key=lambda arm: shares[arm.index] - known[arm.index])
+        words = []
+        for arm in listed[:_MAX_SHARES]:
+            notes = [] if floors is None else [f"floor {known[arm.index]:.2f}"]
+            if failed := self._failed[arm.index]:
+                notes.append(f"failed {failed} of {self._selected[arm.index]}")
+            note = f" ({', '.join(notes)})" if notes else ""
+            words.append(f"{arm.name} {shares[arm.index]:.2f}{note}")
+        if len(listed) > _MAX_SHARES:
+            words.append(f"and {len(listed) - _MAX_SHARES} more")
+        what = "shares of rounds" if floors is None else "shares of rounds against their floors"
+        LOGGER.info("%s, rounds %d to %d: %s", what, self._first, self._last, ", ".join(words))
+
+
+def round_text(record: RoundRecord) -> str:
+    """Return a round in one line: its clients, their round trips or failures, the step."""
+    failures = [result for result in record.results if not result.completed]
+    # Of many clients those that failed, and then the slowest.
+    shown = sorted(record.results, key=lambda r: (r.completed, -(r.rtt_s or 0.0)))
+    shown = record.results if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN]
+    words = []
+    for result in shown:
+        if result.reason is None:
+            what = "" if result.rtt_s is None else f" {seconds(result.rtt_s)}"
+        else:
+            reason = result.reason
+            cut = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}..."
+            what = f" {cut}"
+        words.append(f"{result.name}{what}")
+    if more := len(record.results) - len(shown):
+        words.append(f"and {more} more")
+    parts = [f"selected {', '.join(words) or 'none'}"]
+    if record.stepped:
+        parts.append(f"new model from {record.completed.count(True)} of {len(record.results)}")
+    else:
+        parts.append(f"no step: {record.no_step}")
+    if failures and len(record.results) > _MAX_SHOWN:
+        kinds = Counter(failure_kind(result.reason or "") for result in failures)
+        parts.append("failed: " + ", ".join(f"{kind} {n}" for kind, n in kinds.most_common()))
+    if record.accuracy is not None:
+        parts.append(f"accuracy {record.accuracy:.4f}")
+    elif record.loss is not None:
+        parts.append(f"loss {record.loss:.4g}")
+    parts.append(f"{len(record.available)} available, after {seconds(record.time_s)}")
+    return "; ".join(parts)
+
+
+def seconds(time_s: float) -> str:
+    """Return a time in words, to some three digits."""
+    digits = 0 if time_s >= 100 else 1 if time_s >= 10 else 2 if time_s >= 0.1 else 4
+    return f"{time_s:.{digits}f} s"
