@@ -249,7 +249,9 @@ def _command(run: RecordedRun) -> str:
         concerned = {key: value for key, value in run.config.items() if key in OF_ANY_APP}
         return shlex.join(["flower-server", *_flags(concerned, FleetConfig, {})])
     known = ("num-selected", "tau-max-s", "fairness", "seed")
-    arguments = [f"{key.replace('-', '_')}={run.config[key]!r}" for key in known]
+    arguments = [
+        f"{key.replace('-', '_')}={run.config[key]!r}" for key in known if key in run.config
+    ]
     start = f"start(..., num_rounds={run.config.get('rounds')})"
     wrapped = [run.config[WRAPPED], repr(run.strategy), *arguments]
     return f"ScheduledStrategy({', '.join(map(str, wrapped))}).{start}"
