@@ -325,8 +325,10 @@ class ScheduledStrategy(Strategy):
         Raises
         ------
         ConfigError
-            If there is something.
+            If there is something, or the strategy has a ``start`` of its own.
         """
+        if self._wrapped.own_start:
+            raise _no_resumption(self._wrapped.name)
         strategy_state(self._wrapped.outer)
 
     def add_hook(self, hook: RoundHook) -> None:
@@ -527,8 +529,7 @@ class ScheduledStrategy(Strategy):
         """Let the wrapped strategy's own ``start`` run the rounds."""
         name = self._wrapped.name
         if self._resumed is not None:
-            message = "has a start() of its own, which begins with round 1: it cannot be resumed"
-            raise ConfigError("strategy", name, message)
+            raise _no_resumption(name)
         guide = StartGuide(
             run.parts.grid,
             run.parts,
@@ -643,6 +644,11 @@ def _require_step(run: _Run, result: Result) -> None:
     error = NoStepError(last.no_step or "", list(zip(last.names, last.reason, strict=True)))
     error.result = result
     raise error
+
+
+def _no_resumption(name: str) -> ConfigError:
+    message = "has a start() of its own, which begins with round 1: it cannot be resumed"
+    return ConfigError("strategy", name, message)
 
 
 def _not_outermost() -> SchedulingError:

@@ -209,6 +209,36 @@ def test_a_second_run_of_an_app_has_a_folder_in_the_first(tmp_path: Path) -> Non
     assert [len(rounds_of(tmp_path)), len(rounds_of(tmp_path / "start-2"))] == [4, 3]
 
 
+@pytest.mark.parametrize("same_strategy", [True, False])
+def test_an_app_of_two_runs_goes_on_in_the_second(tmp_path: Path, same_strategy: bool) -> None:
+    def app(g: Grid, kill_in: int | None, results: list[Any]) -> None:
+        def hook(record: Any, arrays: ArrayRecord) -> None:
+            if run == 2 and record.round == kill_in:
+                raise KeyboardInterrupt
+
+        run, arrays = 1, small_model()
+        strategy = schedule(FedAdam(eta=0.1), hooks=[hook])
+        arrays = strategy.start(g, arrays, num_rounds=4).arrays
+        run = 2
+        if not same_strategy:
+            strategy = schedule(FedAdam(eta=0.1), hooks=[hook])
+        results.append(strategy.start(g, arrays, num_rounds=5).arrays["w"].numpy().tolist())
+
+    found: list[Any] = []
+    config = FleetConfig(run_dir=str(tmp_path / "whole"), app="some:app")
+    with followed_by(record_app(config)):
+        run_app(lambda g: app(g, None, found), grid())
+    config = FleetConfig(run_dir=str(tmp_path / "run"), app="some:app")
+    with pytest.raises(KeyboardInterrupt), followed_by(record_app(config)):
+        run_app(lambda g: app(g, 3, found), grid())
+    assert len(rounds_of(tmp_path / "run" / "start-2")) == 3
+    with followed_by(record_app(config, resume=True)):
+        run_app(lambda g: app(g, None, found), grid())
+    for part in (Path(), Path("start-2")):
+        assert rounds_of(tmp_path / "run" / part) == rounds_of(tmp_path / "whole" / part)
+    assert found[0] == found[1]
+
+
 def test_a_second_run_with_the_same_run_dir_loses_nothing(tmp_path: Path) -> None:
     start(tmp_path, 4)
     start(tmp_path, 3)
@@ -241,6 +271,20 @@ def test_a_strategy_that_cannot_be_saved_runs_without_checkpoints(
     assert "no checkpoints, this run cannot be resumed: Holding.place" in caplog.text
     assert not (tmp_path / "run" / "checkpoint").exists()
     assert settings_of(tmp_path / "run")["checkpoint-every"] == 0
+    assert len(rounds_of(tmp_path / "run")) == 6
+
+
+def test_a_strategy_with_a_start_of_its_own_is_recorded_without_checkpoints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mine(FedAvg):
+        def start(self, *args: Any, **kwargs: Any) -> Result:
+            return super().start(*args, **kwargs)
+
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        start(tmp_path / "run", strategy=Mine())
+    assert "no checkpoints, this run cannot be resumed: strategy = 'Mine': has a st" in caplog.text
+    assert "[ROUND 6/6] selected dev-" in caplog.text
     assert len(rounds_of(tmp_path / "run")) == 6
 
 
