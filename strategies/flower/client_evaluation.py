@@ -64,7 +64,7 @@ class ClientEvaluation:
             return []
         arms = selected
         if self._on == AVAILABLE:
-            parts.membership.sync(parts.timed)
+            parts.sync()
             arms = parts.membership.table.available.nonzero()[0].tolist()
         nodes = parts.membership.table.node_ids(arms)
         if not nodes:

@@ -62,6 +62,16 @@ class RoundParts:
     explain: bool
     told_of_subset: bool = False
 
+    def sync(self) -> None:
+        """Read the connected clients; the policy grows with those that are new."""
+        self.membership.sync(self.timed)
+        self.grow()
+
+    def grow(self) -> None:
+        """Let the policy grow with the arms, and its floors follow."""
+        if self.policy.grow(len(self.membership.table)) or self.membership.sizes_changed:
+            self.set_floors()
+
     def set_floors(self) -> None:
         """Let the policy's floors follow the sizes that are known now."""
         self.membership.sizes_changed = False
@@ -119,6 +129,7 @@ class TrainingRound:
         self._arrays = arrays
         self._selection: Selection | None = None
         self._explanation: Explanation | None = None
+        self._num_arms = 0
         self._available: list[int] = []
         self._absent: list[int] = []
         self.arms: list[int] = []
@@ -132,6 +143,7 @@ class TrainingRound:
         """Let the policy select the super arm of the arms that are available now."""
         parts = self._parts
         table = parts.membership.table
+        self._num_arms = len(table)
         self._available = np.flatnonzero(table.available).tolist()
         self._absent = np.flatnonzero(~table.member).tolist()
         self._selection = parts.policy.ask(self._policy_round, table, parts.wrapped.quorum)
@@ -275,7 +287,7 @@ class TrainingRound:
             round=self.number,
             time_s=time_s,
             round_s=self._round_s,
-            num_arms=len(self._parts.membership.table),
+            num_arms=self._num_arms,
             available=self._available,
             results=self._results,
             stepped=self.no_step is None,

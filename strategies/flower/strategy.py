@@ -571,8 +571,7 @@ class ScheduledStrategy(Strategy):
             raise SchedulingError(
                 f"no client has examples: all {len(self.arms)} said that they have 0"
             )
-        if self._policy.grow(len(self.arms)) or self._membership.sizes_changed:
-            run.parts.set_floors()
+        run.parts.grow()
         if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
             run.begin_s = self._begin_s(timed.now())
         specs = run.specs if arrays is run.result.arrays else None

@@ -752,6 +752,28 @@ def test_a_wait_ends_whatever_a_clock_rounds(begin_s: float, wait_s: float) -> N
     assert record.selected == []
 
 
+def test_a_client_that_joins_while_others_evaluate_is_an_arm_of_the_next_round() -> None:
+    def joined(message: Message) -> Message:
+        grid.connected.add(102)
+        return reply(message)
+
+    grid = ScriptedGrid([joined, joined, reply])
+    grid.connected = {100, 101}
+    seen: list[tuple[int, int, int]] = []
+    scheduled: ScheduledStrategy
+
+    def hook(record: RoundRecord, arrays: ArrayRecord) -> None:
+        state = scheduled.state_dict()
+        assert len(state["arms"]) == scheduled.policy.num_arms == len(scheduled.floors or [])
+        seen.append((record.round, record.num_arms, len(scheduled.arms)))
+
+    scheduled = ScheduledStrategy(
+        FedAvg(), num_selected=2, tau_max_s=TAU_MAX_S, client_eval_every=1, hooks=[hook]
+    )
+    scheduled.start(grid, initial(), num_rounds=2)
+    assert seen == [(1, 2, 3), (2, 3, 3)]
+
+
 def test_client_that_crashes_fast_falls_to_its_floor() -> None:
     # It answers first of all, with an error; a clock alone would take it for the fastest client.
     clients: list[Client] = [erring, *[reply] * 5]
