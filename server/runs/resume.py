@@ -37,6 +37,7 @@ MAY_DIFFER: Final = frozenset(
         "tracker",
         "run-dir",
         "data-dir",
+        "run-config",
         "address",
         "tls",
         "insecure",

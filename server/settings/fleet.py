@@ -21,6 +21,7 @@ APP_CONFIG: Final = "app-config"
 OF_ANY_APP: Final = frozenset(
     [
         "app",
+        "run-config",
         "address",
         "tls",
         "insecure",
