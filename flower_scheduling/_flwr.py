@@ -11,7 +11,7 @@ from typing import TypeVar
 from flwr.app import Array, Message
 from flwr.app.message.message import make_message
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.common.config import flatten_dict
+from flwr.common.config import flatten_dict, parse_config_args
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import (
     config_record_from_proto,
@@ -49,6 +49,7 @@ __all__ = [
     "metric_record_from_proto",
     "new_array",
     "new_run",
+    "parse_config_args",
     "recorddict_from_proto",
     "recorddict_to_proto",
     "set_message_id",

@@ -12,6 +12,8 @@ from flower_scheduling.errors import EXIT_INTERRUPTED
 def server() -> None:
     """Run ``flower-server``."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core logs every ordinary goodbye
+    # gRPC's handlers of fork() break worker processes of an app, such as PyTorch's loaders start.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     _run(".main")
 
 

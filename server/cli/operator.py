@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.client.wire.addresses import parse_address
+from flower_scheduling.client.wire.addresses import parse_address, proxy_options
 from flower_scheduling.client.wire.credentials import check_pair, host_names, load_certificate
 from flower_scheduling.client.wire.health import check_timeout, no_answer
 from flower_scheduling.errors import ClientConfigError
@@ -38,7 +38,7 @@ def operator_channel(address: str, tls: Path | None) -> Iterator[grpc.Channel]:
     """
     address = str(parse_address("address", address))
     # A channel of its own: gRPC would share the pauses between attempts with others.
-    options: list[tuple[str, str | int]] = [("grpc.use_local_subchannel_pool", 1)]
+    options = [("grpc.use_local_subchannel_pool", 1), *proxy_options(address)]
     if tls is None:
         channel = grpc.insecure_channel(address, options=options)
     else:

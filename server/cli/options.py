@@ -82,11 +82,12 @@ def settings_options(
                 text += f"  [default: {shown}]"
             flag = f"--{key}/--no-{key}" if kind is bool else f"--{key}"
             repeated: dict[str, Any] = {}
+            if key == "run-config":  # the flag several times, as flwr run takes it
+                repeated = {"multiple": True, "callback": _spaced, "type": _WholeText()}
             if key.endswith("-option"):  # KEY=VALUE,KEY=VALUE, or the flag several times
                 repeated = {"multiple": True, "callback": _joined}
-            command = click.option(
-                flag, field.name, type=kind, default=None, help=text, **repeated
-            )(command)
+            options = {"type": kind, "default": None, "help": text, **repeated}
+            command = click.option(flag, field.name, **options)(command)
         return command
 
     return decorate
@@ -94,6 +95,17 @@ def settings_options(
 
 def _joined(context: click.Context, parameter: click.Parameter, values: Any) -> str | None:
     return ",".join(values) or None
+
+
+class _WholeText(click.types.StringParamType):
+    """A text that is one value in the environment too, whatever spaces it has."""
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [rv]
+
+
+def _spaced(context: click.Context, parameter: click.Parameter, values: Any) -> str | None:
+    return " ".join(values) or None
 
 
 resume_option = click.option(

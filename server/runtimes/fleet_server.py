@@ -15,12 +15,14 @@ from flwr.serverapp import ServerApp
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
 from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import server_credentials
-from flower_scheduling.errors import ConfigError, SchedulingError, ServerAppError
+from flower_scheduling.errors import ConfigError, SchedulingError, ServerAppError, nearest
 from flower_scheduling.extras import require_extra
 from flower_scheduling.loading import load_object
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, followed_by
+from flower_scheduling.user_config import read_user_config
 
 from ..app import create_app, prepare_run
+from ..callbacks import RoundCallback
 from ..monitoring.alarms import AlarmLog
 from ..monitoring.live_file import LiveFile
 from ..monitoring.status import ServerStatus
@@ -28,6 +30,7 @@ from ..monitoring.trackers.catalog import require_trackers
 from ..page.process import page_process
 from ..runs.directory import ensure_empty, lock_run
 from ..runs.recording import record_app
+from ..runs.run_id import RunIdNote, noted_run_id
 from ..settings.fleet import FleetConfig
 from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
@@ -68,21 +71,25 @@ def run_fleet(
     alarm_log = AlarmLog()
     status = ServerStatus(None if config.app else config.rounds, alarm_log)
     live_file = LiveFile(lambda: status.connections(grid))
-    callbacks = [live_file, status, alarm_log]
     recording = None
+
+    def callbacks() -> list[RoundCallback]:
+        return [RunIdNote(grid.run.run_id), live_file, status, alarm_log]
+
     if config.app:
         require_trackers(config.tracker, config.run_dir)
         server_app = load_object(config.app, ServerApp, "app")
-        run_config = app_config(Path())
-        recording = record_app(config, run_config, lambda: callbacks, resume=resume)
+        run_config = app_config(Path(), config.run_config)
+        recording = record_app(config, run_config, callbacks, resume=resume)
     else:
         prepared = prepare_run(config)  # refuses bad settings before a client can connect
-        server_app = create_app(lambda: callbacks, hooks=hooks, prepared=prepared, resume=resume)
+        server_app = create_app(callbacks, hooks=hooks, prepared=prepared, resume=resume)
     _check_run_dir(Path(config.run_dir), resume=resume)
     deny_list = DenyList(config.deny_list, lambda: [node.name for node in grid.get_nodes()])
     grid = StreamGrid(
         config.address,
         run_config=run_config,
+        run_id=noted_run_id(config.run_dir) if resume else None,
         credentials=credentials,
         is_denied=deny_list,
         refresh_denied=deny_list.refresh,
@@ -92,7 +99,7 @@ def run_fleet(
         max_message_bytes=config.max_message_mb << 20,
     )
     context = Context(
-        run_id=1,
+        run_id=grid.run.run_id,
         node_id=SUPERLINK_NODE_ID,
         node_config={},
         state=RecordDict(),
@@ -147,26 +154,37 @@ def _metrics(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Iterato
         yield
 
 
-def app_config(folder: Path) -> UserConfig:
+def app_config(folder: Path, overrides: str = "") -> UserConfig:
     """Return the run configuration of the Flower app in a folder, as ``flwr run`` would.
+
+    Parameters
+    ----------
+    folder : Path
+        With the app's ``pyproject.toml``, if there is one.
+    overrides : str
+        As ``--run-config`` takes it: values for keys that the file names.
 
     Returns
     -------
     dict
-        ``[tool.flwr.app.config]`` of its ``pyproject.toml``, nested keys joined by dots; empty
-        where there is none.
+        ``[tool.flwr.app.config]`` of the file, nested keys joined by dots; empty where there is
+        none.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or a value is no number, truth value or text.
+        If the file cannot be read, a value is no number, truth value or text, or a key is
+        overridden that the file does not name.
     """
     file = folder / "pyproject.toml"
-    if not file.exists():
-        return {}
+    config: UserConfig = {}
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        found = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         config = flatten_dict(found.get("tool", {}).get("flwr", {}).get("app", {}).get("config"))
     except (OSError, ValueError) as error:
         raise ConfigError("app", str(file), f"must be a Flower app's settings ({error})") from None
-    return config
+    given = read_user_config("run-config", overrides) if overrides else {}
+    for key in sorted(given.keys() - config.keys()):
+        message = f"{key} is not in [tool.flwr.app.config] of {file.resolve()}"
+        raise ConfigError("run-config", overrides, message, nearest(key, config))
+    return {**config, **given}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -35,10 +36,14 @@ def stoppable(*, between_rounds: bool = False) -> Iterator[RoundHook]:
         To be called after each round, last of all hooks, for `between_rounds`.
     """
     asked_s: float | None = None
+    process = os.getpid()
 
     def stop(signum: int, frame: FrameType | None) -> None:
         nonlocal asked_s
-        if asked_s is None:
+        if os.getpid() != process:  # a worker process of an app's, which is to die of it
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+        elif asked_s is None:
             asked_s = time.monotonic()
             if not between_rounds:
                 raise KeyboardInterrupt

@@ -7,6 +7,7 @@ from typing import Final, Literal, Self
 from pydantic import model_validator
 
 from flower_scheduling.client.wire.addresses import is_loopback, parse_address
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import kebab
 from flower_scheduling.strategies import GivenFloors, parse_floors
 
@@ -75,6 +76,9 @@ class FleetConfig(ServerConfig):
     tls: str = setting("", "Folder of ca.pem, server.pem and server.key.")
     insecure: bool = setting(False, "Listen beyond loopback without TLS.")
     app: str = setting("", "Another ServerApp, MODULE:ATTRIBUTE, on our streams.")
+    run_config: str = setting(
+        "", 'Settings of --app as for flwr run, "num-server-rounds=5", or a TOML file.'
+    )
     metrics: str = setting("", "Where Prometheus finds /metrics, HOST:PORT (default: off).")
     page: str = setting(
         "",
@@ -90,6 +94,9 @@ class FleetConfig(ServerConfig):
     @model_validator(mode="after")
     def _check_fleet(self) -> Self:
         self._require_address("address", secure=bool(self.tls))
+        if self.run_config and not self.app:
+            message = "has no effect without --app: the built-in app has flags"
+            raise ConfigError("run-config", self.run_config, message)
         if self.metrics:  # in the clear, and for any client
             self._require_address("metrics", secure=False)
         if self.page:  # beyond loopback it wants a token

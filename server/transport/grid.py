@@ -43,8 +43,8 @@ class StreamGrid(OwnGrid):
         Where to listen, ``host:port``; port 0 picks a free one (see :attr:`port`).
     run_config : dict, optional
         Flower's run configuration, for the clients' contexts.
-    run_id : int
-        Flower's run id.
+    run_id : int, optional
+        Flower's run id, random by default: clients keep their state as long as it is the same.
     credentials : grpc.ServerCredentials, optional
         TLS; without it the streams are in the clear and names unproven.
     is_denied : callable, optional
@@ -83,7 +83,7 @@ class StreamGrid(OwnGrid):
         address: str,
         *,
         run_config: UserConfig | None = None,
-        run_id: int = 1,
+        run_id: int | None = None,
         credentials: grpc.ServerCredentials | None = None,
         is_denied: Callable[[str], bool] = lambda name: False,
         refresh_denied: Callable[[], object] = lambda: None,
@@ -95,7 +95,7 @@ class StreamGrid(OwnGrid):
         lost_after_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(run_id)
+        super().__init__(run_id or secrets.randbits(63) or 1)
         self._clock = clock
         self._max_clients = max_clients
         self._on_first_exchange = on_first_exchange

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -224,6 +226,16 @@ def test_a_later_signal_ends_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
     assert done.returncode == -signal.SIGTERM
     assert done.stdout == b""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_worker_process_of_an_app_dies_of_a_signal() -> None:
+    with stoppable():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child.start()
+        child.terminate()
+        child.join()
+    assert child.exitcode == -signal.SIGTERM
 
 
 def test_diverged_run_ends_with_files_that_agree(

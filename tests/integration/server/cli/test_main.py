@@ -181,3 +181,22 @@ def test_brackets_are_asked_for_at_every_end(
     key = "server" if program == "client" else words.split("--")[1].split()[0]
     line = f"error: {key} = '::1:9092': must be HOST:PORT (write [::1]:9092)\n"
     assert capsys.readouterr().err == line
+
+
+def test_settings_of_an_app_come_from_anywhere_and_need_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "windy.py").write_text(
+        "from flwr.serverapp import ServerApp\napp = ServerApp()\n"
+        "@app.main()\ndef main(grid, context):\n    raise ValueError(str(context.run_config))\n"
+    )
+    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config]\nrounds = 3\nplace = ''\n")
+    app = ["--app", "windy:app", "--address", "127.0.0.1:0"]
+    assert server_main(["--run-config", "rounds=5"]) == 2
+    assert "has no effect without --app" in capsys.readouterr().err
+    assert server_main([*app, "--run-config", "rounds=5", "--run-config", "place='a  b'"]) == 1
+    assert "{'rounds': 5, 'place': 'a  b'}" in capsys.readouterr().err
+    monkeypatch.setenv("FLOWER_SERVER_RUN_CONFIG", "round=5 place='a  b'")
+    assert server_main(app) == 2
+    assert "did you mean rounds?" in capsys.readouterr().err

@@ -214,7 +214,8 @@ def test_carries_messages_both_ways(fleet: Fleet) -> None:
     (context,) = seen
     assert context.node_config == {"x": 3}
     assert context.run_config == {"lr": 0.5}
-    assert (context.run_id, context.node_id) == (1, node_id_of("a"))
+    assert (context.run_id, context.node_id) == (fleet.grid.run.run_id, node_id_of("a"))
+    assert fleet.grid.run.run_id != StreamGrid("127.0.0.1:0").run.run_id, "each run has its own"
     reply = exchanges[1].reply
     assert reply is not None
     assert reply.metadata.src_node_id == node_id_of("a")

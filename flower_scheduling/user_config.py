@@ -1,0 +1,50 @@
+"""Flower's configurations on a command line: ``key=value`` pairs, or a TOML file."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from flwr.app import UserConfig
+
+from ._flwr import parse_config_args
+from .errors import ConfigError
+
+__all__ = ["read_user_config"]
+
+# What flwr 1.42 takes for a pair; it passes over whatever is none.
+_PAIR: Final = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")
+
+
+def read_user_config(key: str, text: str) -> UserConfig:
+    """Read a configuration as ``flwr run`` and ``flower-supernode`` do.
+
+    Parameters
+    ----------
+    key : str
+        The setting that holds it, for errors.
+    text : str
+        ``"dataset-path='part_1' n=3 flag=true"``, or the name of a TOML file.
+
+    Returns
+    -------
+    dict
+        Keys of nested tables are joined by dots.
+
+    Raises
+    ------
+    ConfigError
+        If the text is neither, or a value is no number, truth value or text.
+    """
+    left = "" if text.endswith(".toml") else _PAIR.sub("", text).strip()
+    if left:
+        raise ConfigError(key, text, f"{left!r} is no KEY=VALUE; texts want quotes, key='a text'")
+    try:
+        return parse_config_args([text])
+    except OSError as error:
+        raise ConfigError(key, text, f"must be a file that can be read ({error})") from None
+    except Exception as error:  # Flower's parser raises click's and tomli's
+        # Of its pairs Flower says but what would be right, in three sentences.
+        why = f" ({error})" if isinstance(error, ValueError) else ""
+        message = f"must be KEY=VALUE pairs: numbers, true, false, or texts in quotes{why}"
+        raise ConfigError(key, text, message) from None

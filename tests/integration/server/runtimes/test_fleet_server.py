@@ -1,0 +1,79 @@
+"""A fleet's server: the id of its run at both ends, and the settings of another app."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from apps import echo_app
+from waiting import PATIENCE_S, until
+
+from flower_scheduling.client.stream import StreamClient
+from flower_scheduling.errors import ConfigError
+from flower_scheduling.server.runtimes.fleet_server import app_config, run_fleet
+from flower_scheduling.server.settings.fleet import FleetConfig
+
+PYPROJECT = """
+[tool.flwr.app.config]
+num-server-rounds = 3
+learning-rate = 0.1
+[tool.flwr.app.config.model]
+name = "small"
+"""
+
+
+@pytest.mark.usefixtures("mnist")
+def test_a_run_has_an_id_of_its_own_that_it_keeps_when_it_goes_on(
+    tmp_path: Path, said: list[str]
+) -> None:
+    seen: list[set[int]] = []
+
+    def follow() -> None:
+        found = until(lambda: re.search(r"listening on (127\.0\.0\.1:\d+)", " ".join(said)))
+        app = echo_app(lambda message, context: seen[-1].add(context.run_id))
+        StreamClient(found[1], "a", app, stay=False).run()
+
+    def run(name: str, rounds: int, *, resume: bool = False) -> int:
+        said.clear()
+        seen.append(set())
+        client = threading.Thread(target=follow)
+        client.start()
+        config = FleetConfig(
+            address="127.0.0.1:0",
+            num_selected=1,
+            rounds=rounds,
+            run_dir=str(tmp_path / name),
+            eval_every=1000,
+        )
+        run_fleet(config, resume=resume)
+        client.join(PATIENCE_S)
+        assert not client.is_alive()
+        (run_id,) = seen[-1]
+        return run_id
+
+    first = run("first", 1)
+    assert run("first", 2, resume=True) == first
+    assert run("second", 1) != first
+    (tmp_path / "first" / "run-id").unlink()  # as a run of an earlier version
+    later = run("first", 3, resume=True)
+    assert later != first
+    assert run("first", 4, resume=True) == later
+
+
+def test_settings_of_an_app_are_those_of_its_file_and_those_given(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    own = {"num-server-rounds": 3, "learning-rate": 0.1, "model.name": "small"}
+    assert app_config(tmp_path) == own
+    given = "num-server-rounds=5 model.name='two words'"
+    changed = {**own, "num-server-rounds": 5, "model.name": "two words"}
+    assert app_config(tmp_path, given) == changed
+    (tmp_path / "mine.toml").write_text("num-server-rounds = 5\n[model]\nname = 'two words'\n")
+    assert app_config(tmp_path, str(tmp_path / "mine.toml")) == changed
+    with pytest.raises(ConfigError, match=r"num-rounds is not in .*mean num-server-rounds\?"):
+        app_config(tmp_path, "num-rounds=5")
+    (tmp_path / "pyproject.toml").unlink()
+    assert app_config(tmp_path) == {}
+    with pytest.raises(ConfigError, match="num-server-rounds is not in"):
+        app_config(tmp_path, "num-server-rounds=5")
