@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
 import queue
+import re
+import struct
+import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    RecordDict,
+    UserConfig,
+)
 from flwr.clientapp import ClientApp
 
-from flower_scheduling._flwr import ErrorCode, message_to_proto
+from flower_scheduling._flwr import (
+    ErrorCode,
+    ProtoRecordDict,
+    message_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flower_scheduling.errors import SchedulingError
 
 from .wire import frames as wire
@@ -26,10 +46,16 @@ __all__ = ["LOGGER", "AppRunner", "Worker", "encodable"]
 LOGGER = logging.getLogger("flwr.scheduling.client")  # Flower's handlers and level serve
 
 _MAX_REASON_LENGTH: Final = 1000  # of an error reply
+_RUN_ID: Final = struct.Struct(">Q")  # before a state that is kept
+_UNREGISTERED: Final = re.compile(r"No (\w+) function registered")  # as flwr 1.42 says it
+_SEND_FLOAT32: Final = ", which numpy does not have: send float32, e.g. model.float().state_dict()"
 
 
 class AppRunner:
     """A ClientApp with its context: answers one message after the other.
+
+    As on a stock SuperNode, ``context.state`` is kept as long as the run lasts, and the next run
+    begins without one.
 
     Parameters
     ----------
@@ -39,16 +65,30 @@ class AppRunner:
         Flower's node configuration.
     max_message_bytes : int
         Largest frame that this client may send [bytes].
+
+    kept_state : bytes
+        What :meth:`kept_state` returned before a restart.
+
+    Attributes
+    ----------
+    answered : int
+        Messages that the app was called for, queries apart: servers ask anew after a restart.
     """
 
     def __init__(
-        self, client_app: ClientApp, node_config: UserConfig, max_message_bytes: int
+        self,
+        client_app: ClientApp,
+        node_config: UserConfig,
+        max_message_bytes: int,
+        kept_state: bytes = b"",
     ) -> None:
         self._client_app = client_app
         self._node_config = node_config
         self._max_message_bytes = max_message_bytes
+        self._kept_state = kept_state
         self._context: Context | None = None
         self._last_error = ""
+        self.answered = 0
 
     def answer(self, work: wire.Work, welcome: wire.Welcome) -> bytes | None:
         """Return the frame of the reply to a message.
@@ -60,37 +100,63 @@ class AppRunner:
         except Exception as error:  # protobuf and Flower raise many kinds
             LOGGER.error("unreadable message from the server: %s", encodable(str(error)))
             return None
+        self.answered += not message.metadata.message_type.startswith(MessageType.QUERY)
+        process = os.getpid()
         try:
             reply = self._client_app(message, self._context_for(welcome))
+            if os.getpid() != process:
+                raise SystemExit
             frame = _reply_frame(work.message_id, reply)
-        except (Exception, SystemExit) as error:  # the message fails, not the client
-            text = encodable(f"{type(error).__name__}: {error}"[:_MAX_REASON_LENGTH])
-            self._log_error(message, error, text)
-            return _error_frame(message, text)
+        except BaseException as error:  # whatever it is, the message fails and not the client
+            if os.getpid() != process:
+                _end_child(error)
+            return self._failure(work, error)
         limit = min(welcome.max_message_bytes, self._max_message_bytes)
         if len(frame) > limit:
             reason = f"reply of {len(frame)} bytes: {limit} can be sent at most"
             LOGGER.error("%s", reason)
-            return _error_frame(message, reason)
+            return _error_frame(work, reason)
         return frame
 
     def _context_for(self, welcome: wire.Welcome) -> Context:
-        """Return the app's context, its state kept from earlier messages."""
-        if self._context is None:
+        """Return the app's context, its state kept from earlier messages of the run."""
+        if self._context is None or self._context.run_id != welcome.run_id:
             self._context = Context(
                 run_id=welcome.run_id,
                 node_id=welcome.node_id,
-                node_config=self._node_config,
-                state=RecordDict(),
+                node_config=dict(self._node_config),
+                state=self._take_kept_state(welcome.run_id),
                 run_config={},
             )
-        self._context.run_id = welcome.run_id
         self._context.run_config = dict(welcome.run_config)
         return self._context
 
-    def _log_error(self, message: Message, error: BaseException, text: str) -> None:
-        if _is_unregistered(message, error):
-            LOGGER.info("this app answers no %s messages", message.metadata.message_type)
+    def kept_state(self) -> bytes:
+        """Return what another process needs to go on with the run's state."""
+        if self._context is None:
+            return self._kept_state
+        try:
+            state: bytes = recorddict_to_proto(self._context.state).SerializeToString()
+        except Exception as error:  # protobuf raises many kinds, for one beyond 2 GiB
+            LOGGER.error("context.state is lost: %s", _describe(error))
+            return b""
+        return _RUN_ID.pack(self._context.run_id) + state
+
+    def _take_kept_state(self, run_id: int) -> RecordDict:
+        kept, self._kept_state = self._kept_state, b""
+        if not kept or _RUN_ID.unpack_from(kept) != (run_id,):
+            return RecordDict()
+        return recorddict_from_proto(ProtoRecordDict.FromString(kept[_RUN_ID.size :]))
+
+    def _failure(self, work: wire.Work, error: BaseException) -> bytes:
+        """Log what the app raised, and return the frame that says so."""
+        text = _describe(error)
+        self._log_error(error, text)
+        return _error_frame(work, text)
+
+    def _log_error(self, error: BaseException, text: str) -> None:
+        if (kind := _unregistered(error)) is not None:
+            LOGGER.info("this app answers no %s messages", kind)
             return
         trace = ""
         # A traceback each round would fill the disk; a SchedulingError's text says it all.
@@ -101,46 +167,55 @@ class AppRunner:
 
 
 class Worker:
-    """A thread that does one job after another for the clients of one event loop.
-
-    It starts with the first job. It is a daemon: an app that computes for an hour must not hold up
-    the end of the process.
+    """One job after another for the clients of one event loop, in another thread than the loop's.
 
     Parameters
     ----------
     name : str
         Name of the thread.
+    own_thread : bool
+        Whether to start a thread with the first job. It is a daemon: an app that computes for an
+        hour must not hold up the end of the process. Otherwise the jobs are done where
+        :meth:`work` is called.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, own_thread: bool = True) -> None:
         self._name = name
+        self._own_thread = own_thread
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None]] | None]
         self._jobs = queue.SimpleQueue()
         self._done: deque[Callable[[], None]] = deque()  # what jobs returned
-        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, job: Callable[[], Callable[[], None]]) -> None:
         """Do a job after the earlier ones, then call what it returns on the running event loop."""
+        first, self._loop = self._loop is None, asyncio.get_running_loop()
         self._jobs.put(job)
-        if self._thread is None:
-            loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(
-                target=self._run, args=(loop,), name=self._name, daemon=True
-            )
-            self._thread.start()
+        if first and self._own_thread:
+            threading.Thread(target=self.work, name=self._name, daemon=True).start()
 
     def end(self) -> None:
-        """End the thread after the jobs that are queued."""
+        """End :meth:`work` after the jobs that are queued."""
         self._jobs.put(None)
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (job := self._jobs.get()) is not None:
+    def work(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """Do the jobs in this thread until :meth:`end`; call a function after each."""
+        while (job := self._next()) is not None:
+            assert self._loop is not None
             self._done.append(job())
             # Waking the loop is a system call, at which the two threads trade places. It is not
             # needed if the loop has yet to take an earlier result.
             if len(self._done) == 1:
                 with contextlib.suppress(RuntimeError):  # closed: the client was stopped
-                    loop.call_soon_threadsafe(self._deliver)
+                    self._loop.call_soon_threadsafe(self._deliver)
+            after_each()
+
+    def _next(self) -> Callable[[], Callable[[], None]] | None:
+        while True:
+            try:
+                return self._jobs.get()
+            except BaseException as error:  # in the main thread: a signal handler of the app's
+                LOGGER.warning("between two messages the app raised %s", _describe(error))
 
     def _deliver(self) -> None:
         while self._done:
@@ -155,16 +230,60 @@ def encodable(text: str) -> str:
 def _reply_frame(message_id: str, reply: Message) -> bytes:
     if not isinstance(reply, Message):
         raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
+    if reply.has_content():
+        _check_dtypes(reply.content)
     payload = message_to_proto(reply).SerializeToString()
     return wire.encode(wire.Reply(message_id), payload)
 
 
-def _error_frame(message: Message, reason: str) -> bytes:
+def _error_frame(work: wire.Work, reason: str) -> bytes:
+    message = read_message(work.payload)  # anew: the app may have changed its own
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
-    return _reply_frame(message.metadata.message_id, Message(error, reply_to=message))
+    return _reply_frame(work.message_id, Message(error, reply_to=message))
 
 
-def _is_unregistered(message: Message, error: BaseException) -> bool:
-    """Tell whether an app has no function for a kind of message, as is usual for queries."""
-    kind = message.metadata.message_type.partition(".")[0]
-    return isinstance(error, ValueError) and str(error).startswith(f"No {kind} function registered")
+def _end_child(error: BaseException) -> NoReturn:
+    """End a process that the app has forked: it must not go on as a second client."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit) or isinstance(code, str):
+        print("".join(traceback.format_exception(error)), file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
+
+
+def _check_dtypes(content: RecordDict) -> None:
+    """Refuse arrays that would arrive as bytes of no type: ``.npy`` knows numpy's own types."""
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            for key, array in record.items():
+                if not _is_readable(array.dtype):
+                    raise TypeError(f"array {key!r} is {array.dtype}{_SEND_FLOAT32}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_readable(dtype: str) -> bool:
+    if not dtype.isidentifier():  # "<U3", "[('x', '<f4')]": numpy's way to write others
+        return True
+    try:
+        return np.dtype(dtype).kind != "V"  # as ml_dtypes' are
+    except TypeError:
+        return False
+
+
+def _describe(error: BaseException) -> str:
+    """Return kind and text of any exception as a reason that a message takes."""
+    try:
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    except BaseException:  # its own text fails
+        text = type(error).__name__
+    hint = ""
+    if isinstance(error, TypeError) and "BFloat16" in text:  # torch's, of ArrayRecord(state_dict)
+        hint = _SEND_FLOAT32
+    return encodable(text[: _MAX_REASON_LENGTH - len(hint)] + hint)
+
+
+def _unregistered(error: BaseException) -> str | None:
+    """Return the kind of message that an app has no function for, as is usual for queries."""
+    found = _UNREGISTERED.match(str(error)) if isinstance(error, ValueError) else None
+    return found and found[1]

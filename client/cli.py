@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-import signal
+import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -25,11 +26,12 @@ from flower_scheduling.errors import (
     fail,
 )
 from flower_scheduling.loading import load_object
-from flower_scheduling.signals import signals_of
 
+from .restart import begin_anew, take_slot_number, take_state
 from .slots import take_slot
 from .wire.addresses import is_loopback, parse_address
 from .wire.frames import package_version
+from .wire.proxies import proxy_options
 
 _OUR_APP: Final = "flower_scheduling.client.app:app"
 # Flags that the ClientApp reads from its node configuration, under their kebab-case names.
@@ -43,6 +45,7 @@ _NODE_CONFIG: Final = (
     "payload_bits",
     "compute",
 )
+UserConfig: TypeAlias = dict[str, bool | float | int | str]  # as flwr.app's, which loads slowly
 _PREFIX: Final = "FLOWER_CLIENT"  # of environment variables
 _WARN_DAYS: Final = 30  # before a certificate's end
 
@@ -142,6 +145,18 @@ _tls = click.option(
     envvar="FLOWER_CLIENT_APP",
     help="Another ClientApp, MODULE:NAME.",
 )
+@click.option(
+    "--node-config",
+    "node_config_text",
+    default="",
+    envvar="FLOWER_CLIENT_NODE_CONFIG",
+    help="Flower's node configuration, \"dataset-path='part_1' n=3\", or a TOML file.",
+)
+@click.option(
+    "--restart-after",
+    type=click.IntRange(min=1),
+    help="Begin anew after so many messages, if the app keeps memory.",
+)
 @_tls
 @click.option("--insecure", is_flag=True, help="Connect beyond loopback without TLS.")
 @click.option(
@@ -159,6 +174,8 @@ def cli(
     name: str,
     slots: Path | None,
     app_path: str,
+    node_config_text: str,
+    restart_after: int | None,
     tls: Path | None,
     insecure: bool,
     max_message_mb: int,
@@ -171,37 +188,28 @@ def cli(
     _check_environment(context)
     if context.invoked_subcommand is not None:
         return
+    flags = {key.replace("_", "-"): node[key] for key in _NODE_CONFIG if node[key] is not None}
+    node_config: UserConfig = {**flags, **_read_node_config(node_config_text, flags)}
+    slot = take_slot_number()
     if slots is not None:
         named = context.get_parameter_source("name") != ParameterSource.DEFAULT
-        if named or node["partition_id"] is not None or node["num_partitions"] is None:
+        if named or "partition-id" in node_config or "num-partitions" not in node_config:
             raise ClientConfigError(
                 f"slots = {str(slots)!r}: needs --num-partitions, gives --name and --partition-id"
             )
         # The number stays this client's until the lock is released at the end of the process.
-        node["partition_id"], _lock = take_slot(slots, node["num_partitions"])
-        name = f"client-{node['partition_id']}"
+        slot, _lock = take_slot(slots, int(node_config["num-partitions"]), slot)
+        node_config["partition-id"] = slot
+        name = f"client-{slot}"
     address = _checked_address(address, secure=tls is not None or insecure)
     credentials, own_fault = _credentials(tls, name)
-    node_config = {
-        key.replace("_", "-"): node[key] for key in _NODE_CONFIG if node[key] is not None
-    }
     node_config["name"] = name
-    if app_path == _OUR_APP and not {"partition-id", "num-partitions"} <= node_config.keys():
-        raise ClientConfigError(
-            "--partition-id and --num-partitions are missing: the client's share of MNIST"
-        )
-    if not node_config.get("partition-id", 0) < node_config.get("num-partitions", math.inf):
-        raise ClientConfigError(
-            f"partition-id = {node_config['partition-id']}: must be below num-partitions = "
-            f"{node_config['num-partitions']}, shares count from 0"
-        )
-    from .link.emulation import EmulatedDevice
-
-    EmulatedDevice.from_node_config(node_config)  # refuses a wrong link or rate before connecting
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    _check_node_config(node_config, flags, ours=app_path == _OUR_APP)
+    _log_to_stderr()
     flower = logging.getLogger("flwr")  # its own handler would write every line a second time
     flower.handlers.clear()
     flower.propagate = True
+    flower.setLevel(max(flower.level, logging.INFO))
     if tls is not None:
         _warn_of_expiry(tls, name)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -209,12 +217,16 @@ def cli(
     if app_path == _OUR_APP and "data-dir" in node_config:
         from .learning.mnist import load_mnist
 
-        load_mnist(node_config["data-dir"])  # a disk that is full or read-only ends it here
+        load_mnist(str(node_config["data-dir"]))  # a disk that is full or read-only ends it here
 
     from flwr.clientapp import ClientApp
 
+    from .app_runner import Worker
+    from .main_thread import ClientProcess
     from .stream import StreamClient
 
+    environment = dict(os.environ)
+    worker = Worker(name, own_thread=False)
     try:
         client = StreamClient(
             address,
@@ -223,25 +235,17 @@ def cli(
             node_config,
             credentials=credentials,
             own_fault=own_fault,
-            available=context.obj(),
             max_message_bytes=max_message_mb << 20,
+            worker=worker,
+            restart_after=restart_after,
+            kept_state=take_state(),
         )
     except WireError as error:
         raise ClientConfigError(str(error)) from None
-
-    def toggle(signum: int, frame: object) -> None:
-        client.set_available(not client.available)
-        logging.getLogger(__name__).info(
-            "%s: %s", name, "takes work" if client.available else "takes no more work"
-        )
-
-    for each in signals_of("SIGUSR1"):
-        signal.signal(each, toggle)
-    client.set_available(context.obj())  # a signal may have come meanwhile
-    for each in signals_of("SIGTERM", "SIGHUP"):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup's
-            signal.signal(each, lambda signum, frame: client.stop())
-    client.run()
+    ClientProcess(client, worker, available=context.obj).run()
+    if client.retired:
+        logging.getLogger(__name__).info("%s begins anew after %d messages", name, restart_after)
+        begin_anew(environment, client.kept_state(), available=client.available, slot=slot)
 
 
 @cli.command()
@@ -264,10 +268,11 @@ def health(
     )
     address = _checked_address(address, secure=True)
     credentials, own_fault = _credentials(tls, name)
+    options = proxy_options(address)
     if credentials is None:
-        channel = grpc.insecure_channel(address)
+        channel = grpc.insecure_channel(address, options=options)
     else:
-        channel = grpc.secure_channel(address, credentials)
+        channel = grpc.secure_channel(address, credentials, options=options)
     with channel:
         check_health(channel, address, timeout_s, own_fault)
     click.echo("serving")
@@ -292,6 +297,46 @@ def _check_environment(context: click.Context) -> None:
         known.update(f"{prefix}_{(each.name or '').upper()}" for each in options)
         known.update(each.envvar for each in options if isinstance(each.envvar, str))
     check_environment(_PREFIX, known)
+
+
+def _read_node_config(text: str, flags: Mapping[str, object]) -> UserConfig:
+    """Read ``--node-config``; what a flag says too is refused."""
+    if not text:
+        return {}
+    from flower_scheduling.user_config import read_user_config
+
+    found = read_user_config("node-config", text)
+    for key in sorted(found.keys() & {"name", *flags}):
+        raise ClientConfigError(f"node-config = {text!r}: {key} is set by --{key}")
+    return found
+
+
+def _check_node_config(node_config: UserConfig, flags: Mapping[str, Any], *, ours: bool) -> None:
+    """Refuse a node configuration that our app, or the emulation of links, could not use."""
+    if ours and not {"partition-id", "num-partitions"} <= node_config.keys():
+        raise ClientConfigError(
+            "--partition-id and --num-partitions are missing: the client's share of MNIST"
+        )
+    number, of = node_config.get("partition-id", 0), node_config.get("num-partitions", math.inf)
+    if isinstance(number, int) and isinstance(of, int | float) and number >= of:
+        raise ClientConfigError(
+            f"partition-id = {number}: must be below num-partitions = {of}, shares count from 0"
+        )
+    from .link.emulation import EmulatedDevice
+    from .settings import NodeSettings
+
+    # Refuses a wrong link or rate before connecting; a key of another app's means what it will.
+    EmulatedDevice.from_node_config(node_config if ours else {**flags, "name": node_config["name"]})
+    if ours:
+        NodeSettings.from_config(node_config)
+
+
+def _log_to_stderr() -> None:
+    """Log to a stream of the program's own: an app may close or replace ``sys.stderr``."""
+    stream: TextIO | None = None  # sys.stderr
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # it is no file
+        stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", 1, errors="backslashreplace")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=stream)
 
 
 def _credentials(tls: Path | None, name: str) -> tuple[Any, Callable[[], str] | None]:

@@ -11,7 +11,9 @@ from flower_scheduling.errors import ClientConfigError
 __all__ = ["take_slot"]
 
 
-def take_slot(folder: Path, count: int) -> tuple[int, filelock.BaseFileLock]:
+def take_slot(
+    folder: Path, count: int, first: int | None = None
+) -> tuple[int, filelock.BaseFileLock]:
     """Take the lowest number that no other process holds.
 
     Parameters
@@ -20,6 +22,8 @@ def take_slot(folder: Path, count: int) -> tuple[int, filelock.BaseFileLock]:
         A local folder that the processes share.
     count : int, >= 1
         Numbers that there are.
+    first : int, optional
+        Number to try before the others.
 
     Returns
     -------
@@ -34,7 +38,7 @@ def take_slot(folder: Path, count: int) -> tuple[int, filelock.BaseFileLock]:
     ClientConfigError
         If every number is taken, or the folder cannot be written.
     """
-    for number in range(count):
+    for number in sorted(range(count), key=lambda number: number != first):
         file = folder / f"{number}.lock"
         try:
             folder.mkdir(parents=True, exist_ok=True)

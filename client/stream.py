@@ -23,6 +23,7 @@ from .wire import frames as wire
 from .wire.addresses import parse_address
 from .wire.calls import DEFAULT_KEEPALIVE_S, WriteTasks, channel_options, chunk_reader
 from .wire.health import OwnFault, tls_hint
+from .wire.proxies import proxy_options, through_proxy
 
 __all__ = ["LOGGER", "ConnectionRefused", "StreamClient", "VersionMismatch", "Worker"]
 
@@ -40,9 +41,9 @@ class _ServerLeft(Exception):
 class StreamClient:
     """Connect to a fleet server and answer its messages with a ClientApp, until stopped.
 
-    The app stays in memory, and so does its ``context.state``. It runs in a thread of its own,
-    one message at a time. A finished reply is kept until the server acknowledges it, and offered
-    again after a reconnect; a broken connection does not interrupt the work.
+    The app stays in memory, its ``context.state`` as long as the run lasts. It runs in a thread of
+    its own, one message at a time. A finished reply is kept until the server acknowledges it, and
+    offered again after a reconnect; a broken connection does not interrupt the work.
 
     Parameters
     ----------
@@ -74,6 +75,11 @@ class StreamClient:
     worker : Worker, optional
         Thread that runs the app; one of the client's own by default. Many clients of one process
         had better share one, which their owner ends.
+    restart_after : int, optional
+        Retire after so many messages, queries apart: take no more work, wait until every reply is
+        acknowledged, and stop (:attr:`retired`).
+    kept_state : bytes
+        What :meth:`kept_state` returned before a restart.
     options : sequence of (str, int or str)
         Further gRPC channel options.
 
@@ -101,6 +107,8 @@ class StreamClient:
         max_backoff_s: float = 5.0,
         name_in_use_s: float = 20.0,
         worker: Worker | None = None,
+        restart_after: int | None = None,
+        kept_state: bytes = b"",
         options: Sequence[tuple[str, int | str]] = (),
     ) -> None:
         wire.check_name(name)
@@ -112,10 +120,10 @@ class StreamClient:
         self._max_message_bytes = max_message_bytes
         self._max_backoff_s = max_backoff_s
         self._name_in_use_s = name_in_use_s
-        self._options = [*channel_options(keepalive_s), *options]
+        self._options = [*channel_options(keepalive_s), *proxy_options(self._address), *options]
         self._session = secrets.token_hex(16)
 
-        self._app = AppRunner(client_app, dict(node_config or {}), max_message_bytes)
+        self._app = AppRunner(client_app, dict(node_config or {}), max_message_bytes, kept_state)
         self._worker = worker or Worker(f"client-{name}")
         self._owns_worker = worker is None
 
@@ -126,6 +134,8 @@ class StreamClient:
         self._was_connected = False
         self._logged_s = -_LOG_AGAIN_S  # time of the last line about a lost connection
         self._refused_since_s: float | None = None
+        self._restart_after = restart_after
+        self._retiring = self._retired = False
 
         # Guards what other threads set; reentrant, since signal handlers may set it too.
         self._lock = threading.RLock()
@@ -169,6 +179,15 @@ class StreamClient:
     def available(self) -> bool:
         """Whether the client takes work."""
         return self._available
+
+    @property
+    def retired(self) -> bool:
+        """Whether the client has stopped because of ``restart_after``."""
+        return self._retired and not self._stopped
+
+    def kept_state(self) -> bytes:
+        """Return the app's ``context.state`` for the client that takes this one's place."""
+        return self._app.kept_state()
 
     async def serve(self) -> None:
         """Do what :meth:`run` does on a running event loop, for many clients in one process."""
@@ -229,7 +248,7 @@ class StreamClient:
         """Hold one stream from hello to end."""
         async with self._channel() as channel:
             stream = _Stream(channel.stream_stream(wire.METHOD)(), self._max_message_bytes)
-            available = self._available
+            available = self._takes_work
             hello = wire.Hello(
                 name=self.name,
                 session=self._session,
@@ -249,7 +268,7 @@ class StreamClient:
                 for frame in self._in_hand.values():
                     if frame is not None:
                         self._writes.spawn(stream.write(frame))
-                if self._available != available:
+                if self._takes_work != available:
                     self._send_availability()
                 await self._read_frames(stream, welcome)
             finally:
@@ -276,8 +295,8 @@ class StreamClient:
         while (data := await stream.read()) is not None:
             frame = wire.decode(data)
             if isinstance(frame, wire.Work):
+                self._in_hand[frame.message_id] = None  # first: a client retires with empty hands
                 self._forget(frame.acks)
-                self._in_hand[frame.message_id] = None
                 self._worker.submit(functools.partial(self._work, frame, welcome))
             elif isinstance(frame, wire.Ack):
                 self._forget(frame.acks)
@@ -301,6 +320,9 @@ class StreamClient:
         self._in_hand[message_id] = frame
         if self._stream is not None:
             self._writes.spawn(self._stream.write(frame))
+        if self._restart_after is not None and self._app.answered >= self._restart_after:
+            self._retiring = True
+            self._send_availability()
 
     def _shrink(self, max_message_bytes: int) -> None:
         """Empty finished replies that a server, started anew with a lower limit, would not take.
@@ -319,10 +341,17 @@ class StreamClient:
     def _forget(self, message_ids: Sequence[str]) -> None:
         for message_id in message_ids:
             self._in_hand.pop(message_id, None)
+        if self._retiring and not self._in_hand and self._stopping is not None:
+            self._retired = True
+            self._stopping.set()
+
+    @property
+    def _takes_work(self) -> bool:
+        return self._available and not self._retiring
 
     def _send_availability(self) -> None:
         if self._stream is not None:
-            frame = wire.encode(wire.Availability(self._available))
+            frame = wire.encode(wire.Availability(self._takes_work))
             self._writes.spawn(self._stream.write(frame))
 
     def _raise_refused(self, frame: wire.Refused) -> NoReturn:
@@ -354,11 +383,11 @@ class StreamClient:
 
     def _log_disconnect(self, why: str) -> None:
         now_s = time.monotonic()
-        if now_s - self._logged_s < _LOG_AGAIN_S:
+        if self._loop is None or now_s - self._logged_s < _LOG_AGAIN_S:  # None: it said goodbye
             return
         self._logged_s = now_s
         what = "lost the connection to" if self._was_connected else "cannot reach"
-        why = f"({why}){tls_hint(why, self._own_fault)}"
+        why = f"({why}){tls_hint(why, self._own_fault)}{through_proxy(self._address)}"
         LOGGER.warning("%s the server at %s %s; still trying", what, self._address, why)
 
 

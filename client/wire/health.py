@@ -10,6 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flower_scheduling.errors import ClientConfigError
 
+from .proxies import through_proxy
+
 __all__ = ["OwnFault", "check_health", "check_timeout", "no_answer", "tls_hint"]
 
 # Returns what is wrong with this end's certificate by now; an empty text if nothing is.
@@ -66,7 +68,8 @@ def no_answer(
     """Return the error to raise when a server did not answer."""
     reason = str(error.details() if isinstance(error, grpc.Call) else error)
     hint = tls_hint(reason, own_fault)
-    return ConnectionError(f"no flower-server answers at {address}: {reason}{hint}")
+    through = through_proxy(address)
+    return ConnectionError(f"no flower-server answers at {address}{through}: {reason}{hint}")
 
 
 def tls_hint(reason: str, own_fault: OwnFault | None = None) -> str:

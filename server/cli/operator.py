@@ -13,9 +13,10 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.client.wire.addresses import parse_address, proxy_options
+from flower_scheduling.client.wire.addresses import parse_address
 from flower_scheduling.client.wire.credentials import check_pair, host_names, load_certificate
 from flower_scheduling.client.wire.health import check_timeout, no_answer
+from flower_scheduling.client.wire.proxies import proxy_options
 from flower_scheduling.errors import ClientConfigError
 
 

@@ -6,8 +6,11 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+import torch
+from apps import echo_app
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
@@ -38,17 +41,17 @@ def log(tmp_path: Path) -> Iterator[Path]:
     handler.close()
 
 
-def answer(runner: AppRunner) -> Message:
+def answer(runner: AppRunner, welcome: wire.Welcome = WELCOME) -> Message:
     metadata = Metadata(1, "m-1", 1, 7, "", "", 0.0, 60.0, "train")
     data = message_to_proto(make_message(metadata, RecordDict())).SerializeToString()
-    frame = runner.answer(wire.Work("m-1", payload=data), WELCOME)
+    frame = runner.answer(wire.Work("m-1", payload=data), welcome)
     assert frame is not None
     reply = wire.decode(frame)
     assert isinstance(reply, wire.Reply)
     return read_message(reply.payload)
 
 
-def runner_of(error: Exception) -> AppRunner:
+def runner_of(error: BaseException) -> AppRunner:
     app = ClientApp()
 
     @app.train()
@@ -96,3 +99,119 @@ def test_refusal_of_a_server_is_text_that_any_log_takes() -> None:
         client._raise_refused(frame)
     assert str(caught.value).encode().endswith(b"refuses 'a': odd ? reason")
     assert encodable("küche") == "küche"
+
+
+class Odd(BaseException):
+    def __str__(self) -> str:
+        raise ValueError("an error without a text")
+
+
+def too_deep() -> None:
+    too_deep()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit(), "GeneratorExit"),
+        (MemoryError("all of it"), "MemoryError: all of it"),
+        (Odd(), "Odd"),
+    ],
+)
+def test_whatever_an_app_raises_is_answered(error: BaseException, reason: str) -> None:
+    runner = runner_of(error)
+    assert answer(runner).error.reason == reason
+    assert answer(runner).error.reason == reason
+
+
+def test_endless_recursion_is_answered() -> None:
+    runner = AppRunner(echo_app(lambda message, context: too_deep()), {}, 2**20)
+    assert answer(runner).error.reason.startswith("RecursionError: ")
+
+
+@pytest.mark.parametrize("rubbish", [7, "text", [], RecordDict()])
+def test_rubbish_is_answered(rubbish: object) -> None:
+    reply = answer(AppRunner(echo_app(lambda message, context: rubbish), {}, 2**20))
+    assert reply.error.reason == (
+        f"TypeError: the ClientApp returned {type(rubbish).__name__}, not a Message"
+    )
+
+
+def test_app_that_spoils_its_message_is_answered() -> None:
+    def spoil(message: Message, context: Context) -> None:
+        message.__dict__.clear()
+        raise ValueError("spoilt")
+
+    reply = answer(AppRunner(echo_app(spoil), {}, 2**20))
+    assert reply.error.reason == "ValueError: spoilt"
+    assert reply.metadata.reply_to_message_id == "m-1"
+
+
+def test_state_is_for_the_run_and_no_longer() -> None:
+    seen: list[tuple[int, int, UserConfig]] = []
+
+    def count(message: Message, context: Context) -> Message:
+        number = len(context.state) + 1
+        context.state[f"k{number}"] = MetricRecord({"n": number})
+        seen.append((context.run_id, number, dict(context.node_config)))
+        context.node_config["own"] = number
+        return Message(RecordDict(), reply_to=message)
+
+    runner = AppRunner(echo_app(count), {"place": "roof"}, 2**20)
+    first, second = ({"place": "roof"}, {"place": "roof", "own": 1})
+    for run_id in (2**63, 2**63, 9):
+        answer(runner, wire.Welcome(node_id=7, run_id=run_id, run_config={}))
+    assert seen == [(2**63, 1, first), (2**63, 2, second), (9, 1, first)]
+
+
+def test_state_outlives_a_restart_in_its_run() -> None:
+    def count(message: Message, context: Context) -> Message:
+        context.state[f"k{len(context.state)}"] = MetricRecord({"n": 0.5})
+        seen.append(len(context.state))
+        return Message(RecordDict(), reply_to=message)
+
+    seen: list[int] = []
+    before = AppRunner(echo_app(count), {}, 2**20)
+    answer(before)
+    kept = AppRunner(echo_app(count), {}, 2**20, before.kept_state()).kept_state()  # without work
+    for run_id in (1, 2):
+        after = AppRunner(echo_app(count), {}, 2**20, kept)
+        answer(after, wire.Welcome(node_id=7, run_id=run_id, run_config={}))
+    assert seen == [1, 2, 1]
+
+
+BFLOAT16 = "which numpy does not have: send float32, e.g. model.float().state_dict()"
+
+
+def test_arrays_that_numpy_cannot_read_are_named() -> None:
+    foreign = Array(dtype="bfloat16", shape=(2,), stype="numpy.ndarray", data=b"\x93NUMPY")
+
+    def send(message: Message, context: Context) -> Message:
+        content = RecordDict({"arrays": ArrayRecord({"w": foreign})})
+        return Message(content, reply_to=message)
+
+    runner = AppRunner(echo_app(send), {}, 2**20)
+    assert answer(runner).error.reason == f"TypeError: array 'w' is bfloat16, {BFLOAT16}"
+
+
+def test_a_state_of_bfloat16_says_what_to_send() -> None:
+    def send(message: Message, context: Context) -> Message:
+        state = torch.nn.Linear(2, 2).bfloat16().state_dict()
+        return Message(RecordDict({"arrays": ArrayRecord(state)}), reply_to=message)
+
+    reason = answer(AppRunner(echo_app(send), {}, 2**20)).error.reason
+    assert reason.startswith("TypeError: ")
+    assert reason.endswith(BFLOAT16)
+
+
+def test_other_arrays_pass() -> None:
+    values = [np.zeros((), np.int64), np.array([True]), np.zeros(2, np.float16), np.array(["a"])]
+    values.append(np.zeros(1, [("x", np.float32)]))
+
+    def send(message: Message, context: Context) -> Message:
+        record = ArrayRecord({str(number): Array(value) for number, value in enumerate(values)})
+        return Message(RecordDict({"arrays": record}), reply_to=message)
+
+    assert answer(AppRunner(echo_app(send), {}, 2**20)).has_content()

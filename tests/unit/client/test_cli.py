@@ -73,3 +73,44 @@ def test_a_data_folder_that_is_empty_and_cannot_be_written_ends_the_client_at_on
     assert client_main([*SHARE, "--data-dir", str(tmp_path)]) == 1
     (line,) = (text for text in capsys.readouterr().err.splitlines() if "error: " in text)
     assert line.startswith(f"error: cannot write MNIST to {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--node-config", "partition-id=1"], "partition-id is set by --partition-id"),
+        (["--node-config", "name='x'"], "name is set by --name"),
+        (["--node-config", "name=x"], "must be KEY=VALUE pairs"),
+        (["--node-config", "link='fm'"], "link = 'fm': must be rayleigh"),
+        (["--node-config", "distance-m=80"], "needs link"),
+    ],
+)
+def test_a_node_config_that_does_not_fit_is_refused(
+    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert client_main([*SHARE, *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert fault in line
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("partition-id='x' num-partitions=2", "partition-id = 'x': must be a whole number"),
+        ("partition-id=2 num-partitions=2", "must be below num-partitions = 2"),
+        ("partition-id=0", "--partition-id and --num-partitions are missing"),
+    ],
+)
+def test_a_node_config_gives_what_flags_give(
+    text: str, fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLOWER_CLIENT_NODE_CONFIG", text)
+    assert client_main([]) == 2
+    assert fault in capsys.readouterr().err
+
+
+def test_a_client_that_begins_anew_keeps_its_number(tmp_path: Path) -> None:
+    assert take_slot(tmp_path, 3, first=2)[0] == 2
+    number, lock = take_slot(tmp_path, 3, first=9)  # of a run with more of them
+    assert number == 0
+    lock.release()
