@@ -14,7 +14,7 @@ import ssl
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +56,8 @@ class SuperLink:
         Where SuperNodes and commands connect, HOST:PORT; port 0: any.
     tls : Path, optional
         Folder of ``ca.pem``, ``server.pem`` and ``server.key``; none: no encryption.
+    options : sequence of str
+        Further options of ``flower-superlink``; by default nothing is installed at run time.
 
     Raises
     ------
@@ -65,7 +67,13 @@ class SuperLink:
         If Flower is not installed.
     """
 
-    def __init__(self, folder: Path, address: str, tls: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        address: str,
+        tls: Path | None = None,
+        options: Sequence[str] = ("--disable-runtime-dependency-installation",),
+    ) -> None:
         if os.name == "nt":
             raise ConfigError("runtime", "superlink", "is for Linux and macOS: use stream")
         self._host, port = parse_address("address", address, any_port=True)
@@ -76,6 +84,7 @@ class SuperLink:
             server_credentials(self._tls)  # explains what is missing or does not match
             _require_host(self._tls, self._local)
         self._folder = folder.resolve()
+        self._options = options
         self._superlink, self._flwr = find_program("flower-superlink"), find_program("flwr")
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
@@ -110,7 +119,7 @@ class SuperLink:
         """Stop."""
         self.stop()
 
-    def submit(self, app: Path, run_config: Values) -> int:
+    def submit(self, app: Path, run_config: Values, options: Sequence[str] = ()) -> int:
         """Submit a Flower app; return the number of its run.
 
         Parameters
@@ -119,6 +128,8 @@ class SuperLink:
             Folder with a ``pyproject.toml`` that has ``[tool.flwr.app]``.
         run_config : mapping
             Overrides; every key must be in the app's own configuration.
+        options : sequence of str
+            Further options of ``flwr run``.
 
         Raises
         ------
@@ -127,8 +138,8 @@ class SuperLink:
         """
         overrides = self._folder / "run-config.toml"
         overrides.write_text(tomli_w.dumps(dict(run_config)), encoding="utf-8")
-        options = ["--run-config", str(overrides)] if run_config else []
-        answer = self._ask("run", str(app), _CONNECTION, *options)
+        chosen = ["--run-config", str(overrides)] if run_config else []
+        answer = self._ask("run", str(app), _CONNECTION, *chosen, *options)
         return int(answer["run-id"])
 
     def follow(self, run_id: int, on_line: Callable[[str], None]) -> None:
@@ -210,7 +221,7 @@ class SuperLink:
         )
         command = [self._superlink, "--host", self._host, "--port", str(self._port), *certificates]
         command += ["--database", str(self._folder / "state.db")]
-        command += ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
+        command += ["--isolation", "subprocess", *self._options]
         with self.log_file.open("wb") as log:
             self._process = start_program(command, self._environment(), log)
 

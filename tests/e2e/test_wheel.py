@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 from paths import ROOT
+from waiting import RUN_S, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -38,15 +42,33 @@ class Installed:
     python: Path
 
     def run(self, folder: Path, *command: str, path: str = "") -> subprocess.CompletedProcess[str]:
-        program, *arguments = command
-        found = self.python.with_name(program)
+        return subprocess.run(
+            self._command(*command),
+            cwd=folder, env=self._environment(path), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def running(self, folder: Path, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a program beside the block, and end it there."""
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self._command(*command),
+                cwd=folder, env=self._environment(), stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        return [str(self.python.with_name(program)), *arguments]
+
+    def _environment(self, path: str = "") -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         if path:
             environment["PYTHONPATH"] = path
-        return subprocess.run(
-            [str(found), *arguments],
-            cwd=folder, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return environment
 
     def install(self, wheel: Path) -> None:
         done = self.run(
@@ -90,6 +112,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     packages = folder / "lib" / version / "site-packages"
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     found = Installed(folder / "bin" / "python")
+    for pattern in ("flwr*", "flower-super*"):  # Flower's programs, for this environment
+        for program in Path(sysconfig.get_path("scripts")).glob(pattern):
+            _, _, code = program.read_text().partition("\n")
+            here = found.python.with_name(program.name)
+            here.write_text(f"#!{found.python}\n{code}")
+            here.chmod(0o755)
     found.install(wheel)
     return found
 
@@ -210,3 +238,174 @@ def test_a_policy_of_ones_own_everywhere(with_policy: Installed, tmp_path: Path,
 def test_help_lists_an_installed_policy(with_policy: Installed, tmp_path: Path) -> None:
     shown = with_policy.run(tmp_path, "flower-server", "--help").stdout
     assert "greedy" in shown
+
+
+CLIENT: Final = """
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    arrays = message.content["arrays"]
+    new = ArrayRecord({key: Array(array.numpy() + 1) for key, array in arrays.items()})
+    content = RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 1})})
+    return Message(content, reply_to=message)
+"""
+SERVER: Final = """
+import numpy as np
+from flower_scheduling import ScheduledStrategy
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+from simulation import ROUNDS
+from strategies import Mine
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    strategy = ScheduledStrategy(Mine(), policy="cs-ucb-q", num_selected=1, tau_max_s=60)
+    model = ArrayRecord({"w": Array(np.zeros(2))})
+    result = strategy.start(grid, model, num_rounds=ROUNDS)
+    print("MODEL", result.arrays["w"].numpy().tolist(), flush=True)
+"""
+STRATEGY: Final = """
+from flwr.serverapp.strategy import FedAvg
+
+class Mine(FedAvg):
+    pass
+"""
+ROUNDS: Final = "ROUNDS = 2\n"
+DONE: Final = "MODEL [2.0, 2.0]"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A user's app: where its parts lie, under names that the project's own folders have."""
+
+    files: Mapping[str, str]
+    client: str = "client"
+    server: str = "server"
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir()
+        for name, text in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        (folder / "main.py").write_text(
+            f"from {self.client} import app as client_app\n"
+            f"from {self.server} import app as server_app\n"
+            "from flwr.simulation import run_simulation\n"
+            "run_simulation(server_app, client_app, num_supernodes=1)\n"
+        )
+        (folder / "pyproject.toml").write_text(
+            "[project]\nname = 'layout'\nversion = '1.0.0'\nlicense = 'Apache-2.0'\n"
+            "dependencies = []\nrequires-python = '>=3.11'\n"
+            "[tool.flwr.app]\npublisher = 'somebody'\n"
+            "[tool.flwr.app.components]\n"
+            f"serverapp = '{self.server}:app'\nclientapp = '{self.client}:app'\n"
+        )
+        return folder
+
+
+LAYOUTS: Final = {
+    "modules": Layout(
+        {
+            "client.py": CLIENT,
+            "server.py": SERVER,
+            "strategies.py": STRATEGY,
+            "simulation.py": ROUNDS,
+        }
+    ),
+    "packages": Layout(
+        {
+            "client/__init__.py": CLIENT,
+            "server/__init__.py": SERVER,
+            "strategies/__init__.py": "from strategies.flower import Mine\n",
+            "strategies/flower.py": STRATEGY,
+            "simulation/__init__.py": ROUNDS,
+        }
+    ),
+    "namespaces": Layout(
+        {
+            "client/client.py": CLIENT,
+            "server/server.py": SERVER,
+            "strategies/__init__.py": STRATEGY,
+            "simulation.py": ROUNDS,
+        },
+        client="client.client",
+        server="server.server",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_an_app_of_any_layout_trains_on_our_streams(
+    installed: Installed, tmp_path: Path, name: str
+) -> None:
+    layout = LAYOUTS[name]
+    folder = layout.write(tmp_path / "app")
+    said, heard = tmp_path / "server.log", tmp_path / "client.log"
+    address = ("--address", "127.0.0.1:0")
+    with installed.running(
+        folder, said, "flower-server", "--app", f"{layout.server}:app", *address
+    ) as server:
+
+        def port() -> str:
+            assert server.poll() is None, said.read_text()
+            found = re.search(r"listening on 127\.0\.0\.1:(\d+)", said.read_text())
+            return found[1] if found else ""
+
+        at = ("--server", f"127.0.0.1:{until(port)}", "--name", "dev-1")
+        with installed.running(
+            folder, heard, "flower-client", "--app", f"{layout.client}:app", *at
+        ):
+            assert server.wait(RUN_S) == 0, said.read_text() + heard.read_text()
+    assert DONE in said.read_text()
+
+
+def test_an_app_of_any_layout_trains_as_a_script(installed: Installed, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    folder = LAYOUTS["modules"].write(tmp_path / "app")
+    done = installed.run(folder, "python", "main.py")
+    assert DONE in done.stdout, done.stdout + done.stderr
+
+
+ON_SUPERLINK: Final = """
+import socket, sys
+from contextlib import ExitStack
+from pathlib import Path
+from flower_scheduling.server.runtimes.processes import end_group, start_program
+from flower_scheduling.server.runtimes.superlink import SuperLink, supernode_command
+import os
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+with ExitStack() as stack:
+    # Default options: what an app depends on is installed at run time.
+    link = stack.enter_context(SuperLink(Path("state"), "127.0.0.1:0", options=()))
+    command = supernode_command(link.address, node_config={}, port=free_port())
+    programs = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": programs + os.pathsep + os.environ["PATH"]}
+    environment["FLWR_HOME"] = str(Path("node").absolute())
+    with open("node.log", "wb") as log:
+        stack.callback(end_group, start_program(command, environment, log), 10)
+    for app in sys.argv[1:]:
+        print(app, flush=True)
+        link.follow(link.submit(Path(app), {}), print)
+"""
+
+
+def test_an_app_of_any_layout_trains_on_a_stock_superlink(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """The app's bundle, on a SuperLink with default options in whose environment the wheel is."""
+    apps = [str(layout.write(tmp_path / name)) for name, layout in LAYOUTS.items()]
+    (tmp_path / "run.py").write_text(ON_SUPERLINK)
+    done = installed.run(tmp_path, "python", "run.py", *apps)
+    node = (tmp_path / "node.log").read_text()
+    assert done.stdout.count(DONE) == len(apps), done.stdout + done.stderr + node

@@ -1,0 +1,118 @@
+"""What the suite adds to an app: the README's line, and a record of what the run came to.
+
+One line at the end of the app's server module calls :func:`wrap`. From then on a strategy's
+``start`` runs as if ``strategy = ScheduledStrategy(strategy, ...)`` stood before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord
+from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp.strategy import Strategy
+
+
+def wrap(file: str, num_selected: int, tau_max_s: float) -> None:
+    """Schedule what any strategy's ``start`` trains, and write the results to a file.
+
+    With ``num_selected = 0`` the strategy runs as it is. Workflows of Flower's old API know no
+    such strategy and run as they are in any case.
+    """
+    write = functools.partial(_write, Path(file))
+    starts = [(one, one.__dict__["start"]) for one in _classes(Strategy) if "start" in vars(one)]
+
+    def start(
+        self: Strategy, original: Any, grid: Any, initial_arrays: Any, *more: Any, **named: Any
+    ) -> Any:
+        for cls, own in starts:
+            cls.start = own  # type: ignore[method-assign]
+        before = _contents(initial_arrays)
+        outer = self
+        if num_selected:
+            from flower_scheduling import ScheduledStrategy
+
+            outer = ScheduledStrategy(
+                self, policy="cs-ucb-q", num_selected=num_selected, tau_max_s=tau_max_s
+            )
+        try:
+            result = outer.start(grid, initial_arrays, *more, **named)
+        finally:
+            _redirect(starts, start)  # an app may train first and fine-tune afterwards
+        write(
+            before,
+            result.arrays,
+            scheduled=bool(num_selected),
+            train=result.train_metrics_clientapp,
+            clients=result.evaluate_metrics_clientapp,
+            server=result.evaluate_metrics_serverapp,
+        )
+        return result
+
+    _redirect(starts, start)
+    call = DefaultWorkflow.__call__
+
+    @functools.wraps(call)
+    def workflow(self: DefaultWorkflow, grid: Any, context: Any) -> None:
+        call(self, grid, context)
+        history = context.history
+        write(
+            {},
+            context.state.array_records["parameters"],
+            scheduled=False,
+            train=_by_round(history.metrics_distributed_fit),
+            clients=_by_round(history.metrics_distributed)
+            | {round_: {"loss": loss} for round_, loss in history.losses_distributed},
+            server=_by_round(history.metrics_centralized),
+        )
+
+    DefaultWorkflow.__call__ = workflow  # type: ignore[method-assign]
+
+
+def _redirect(starts: list[tuple[Any, Any]], start: Any) -> None:
+    for cls, own in starts:
+        cls.start = functools.wraps(own)(functools.partialmethod(start, own))
+
+
+def _classes(base: type) -> Iterator[Any]:
+    yield base
+    for one in base.__subclasses__():
+        if one.__name__ != "ScheduledStrategy":
+            yield from _classes(one)
+
+
+def _by_round(metrics: dict[str, list[tuple[int, Any]]]) -> dict[int, dict[str, Any]]:
+    """Turn the old API's values by metric into metrics by round."""
+    rounds: dict[int, dict[str, Any]] = {}
+    for key, values in metrics.items():
+        for round_, value in values:
+            rounds.setdefault(round_, {})[key] = value
+    return rounds
+
+
+def _contents(arrays: ArrayRecord) -> dict[str, tuple[str, list[int], bytes]]:
+    return {key: (one.dtype, list(one.shape), one.data) for key, one in arrays.items()}
+
+
+def _write(
+    file: Path, before: dict[str, Any], arrays: ArrayRecord, **metrics: dict[int, Any]
+) -> None:
+    after = _contents(arrays)
+    line = {
+        "arrays": {
+            # What grows, such as an ensemble of trees, has no shape to compare.
+            key: [dtype, shape if before.get(key, (0, shape))[1] == shape else "varies"]
+            for key, (dtype, shape, _) in after.items()
+        },
+        "changed": bool(after) and after != before,
+        **{
+            kind: {str(round_): sorted(values) for round_, values in by_round.items()}
+            for kind, by_round in metrics.items()
+        },
+    }
+    with file.open("a") as lines:
+        lines.write(json.dumps(line) + "\n")
