@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: simulate test test-all lint links check verify-images pictures soak bench clean
+.PHONY: simulate test test-all test-oldest lint links check verify-images pictures soak bench clean
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m simulation
@@ -17,6 +17,21 @@ test: $(VENV)/.installed-dev
 
 test-all: test
 	$(PYTEST) -m "slow or property"
+
+# What faces Flower, on the oldest version that pyproject.toml allows; all else is shared.
+OLDEST := $(VENV)-oldest
+FLOWER := $(shell sed -n 's/^ *"flwr>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/$(subst $(VENV)/,,$(PYTEST)) -m "not slow" --hypothesis-profile quick \
+		tests/unit/strategies/flower tests/unit/client tests/unit/server tests/integration tests/e2e/test_superlink.py
+
+$(OLDEST)/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv --clear $(OLDEST)
+	$(BIN)/python $(PURELIB) > $$($(OLDEST)/bin/python $(PURELIB))/shared.pth
+	$(OLDEST)/bin/python -m pip install --quiet 'flwr==$(FLOWER).*'
+	touch $@
 
 lint: links $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -59,7 +74,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_page.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(OLDEST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -29,7 +29,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -234,8 +234,8 @@ class Bench:
         self, command: Sequence[str], folder: Path, name: str, more: Mapping[str, str] = {}
     ) -> subprocess.Popen[bytes]:
         """Start a program that ends with the bench; its output goes to a file."""
+        os.chdir(folder)
         with (folder / f"{name}.log").open("wb") as log:
-            os.chdir(folder)
             process = start_program(command, {**os.environ, **more}, log)
         self._closing.callback(end_group, process, 5)
         return process
@@ -406,6 +406,27 @@ def lost(cell: Cell, stock: Cell) -> str:
     return "; ".join(missing)
 
 
+class Stock:
+    """What stock Flower comes to, kept in a file from run to run; without one, for this run."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        known = json.loads(file.read_text()) if file and file.exists() else {}
+        self._cells = {key: Cell(**cell) for key, cell in known.items()}
+
+    def get(self, key: str) -> Cell | None:
+        """Return a cell that was measured before."""
+        return self._cells.get(key)
+
+    def put(self, key: str, cell: Cell) -> Cell:
+        """Keep a cell."""
+        self._cells[key] = cell
+        if self._file:
+            known = {key: asdict(cell) for key, cell in self._cells.items()}
+            self._file.write_text(json.dumps(known))
+        return cell
+
+
 @dataclass
 class Row:
     """A line of the table: an app on stock Flower and on each runtime."""
@@ -425,13 +446,18 @@ class Row:
         return None if cell is None else lost(cell, self.stock)
 
 
-def run_app(bench: Bench, app: App, runtimes: Sequence[str]) -> Row:
+def run_app(bench: Bench, app: App, runtimes: Sequence[str], known: Stock) -> Row:
     """Run an app on stock Flower, and if that can run it, on the runtimes."""
 
     def measure(name: str, work: Callable[[], list[Any]]) -> Cell:
         return Cell.run(f"{app.name} {name}", work)
 
-    row = Row(app, measure("stock", partial(on_superlink, bench, app, 0, engine=True)))
+    def on_stock(*, engine: bool) -> Cell:
+        key = f"{app.name} {'engine' if engine else 'superlink'}"
+        work = partial(on_superlink, bench, app, 0, engine=engine)
+        return known.get(key) or known.put(key, measure("stock", work))
+
+    row = Row(app, on_stock(engine=True))
     needs = app.needs
     work = {
         "streams": partial(on_streams, bench, app, needs.num_selected),
@@ -442,10 +468,7 @@ def run_app(bench: Bench, app: App, runtimes: Sequence[str]) -> Row:
         del work["superlink"]
     elif row.stock.fault:  # the Ray engine gives no node configuration of the user's
         del work["ray"]
-        engine, row.stock = (
-            row.stock,
-            measure("stock", partial(on_superlink, bench, app, 0, engine=False)),
-        )
+        engine, row.stock = row.stock, on_stock(engine=False)
         row.cells["ray"] = replace(engine, fault=f"stock: {engine.fault}", is_stocks_own=True)
     if not row.stock.fault:
         for name in runtimes:
@@ -513,8 +536,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("apps", type=Path, nargs="?", default=os.environ.get("FLOWER_APPS"))
     parser.add_argument("--app", action="append", help="only this one; may be repeated")
-    parser.add_argument("--runtime", action="append", choices=list(RUNTIMES))
+    parser.add_argument("--runtime", action="append", choices=[*RUNTIMES, "none"])
     parser.add_argument("--out", type=Path, help="write the table to this file")
+    parser.add_argument("--stock", type=Path, help="keep what stock Flower comes to in this file")
     parser.add_argument("--keep", type=Path, help="work in this folder and keep it")
     options = parser.parse_args()
     if options.apps is None:
@@ -527,7 +551,8 @@ def main() -> int:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         with Bench(folder.resolve(), options.apps.resolve()) as bench:
-            rows = [run_app(bench, app, runtimes) for app in apps]
+            known = Stock(options.stock and options.stock.absolute())
+            rows = [run_app(bench, app, runtimes, known) for app in apps]
     table = render(rows)
     if options.out:
         options.out.write_text(table, encoding="utf-8")

@@ -118,13 +118,16 @@ def superlink(
             nodes.end()
 
 
-def follow(superlink: tuple[SuperLink, SuperNodes], app: Path, **overrides: object) -> str:
+def follow(
+    superlink: tuple[SuperLink, SuperNodes], app: Path, *options: str, **overrides: object
+) -> str:
     """Run an app to its end and return its log; on failure show every log."""
     link, nodes = superlink
     lines: list[str] = []
     values = {key.replace("_", "-"): value for key, value in overrides.items()}
     try:
-        link.follow(link.submit(app, values), lines.append)  # type: ignore[arg-type]
+        run_id = link.submit(app, values, options)  # type: ignore[arg-type]
+        link.follow(run_id, lines.append)
     except SuperLinkError as error:
         text = "\n".join([str(error), *lines, link.log_file.read_text(), nodes.logs()])
         pytest.fail(text)
@@ -189,6 +192,22 @@ def test_our_app_runs_under_plain_flwr_run(
 @pytest.mark.slow
 def test_foreign_app_is_scheduled(superlink: tuple[SuperLink, SuperNodes]) -> None:
     log = follow(superlink, ROOT / "examples" / "foreign-app", num_rounds=3)
+    assert_it_learns(log)
+
+
+@pytest.mark.slow
+def test_foreign_app_is_scheduled_in_flowers_simulation_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    options = ["--simulation", "--disable-runtime-dependency-installation"]
+    with SuperLink(tmp_path / "state", "127.0.0.1:0", options=options) as link:
+        app = ROOT / "examples" / "foreign-app"
+        size = ("--federation-config", f"num-supernodes={NUM_NODES}")
+        assert_it_learns(follow((link, SuperNodes(tmp_path)), app, *size, num_rounds=3))
+
+
+def assert_it_learns(log: str) -> None:
     print(log)
     losses = [float(text) for text in re.findall(r"round \d: loss (\d+\.\d+)", log)]
     assert len(losses) == 4, log

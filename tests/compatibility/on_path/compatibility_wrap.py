@@ -95,14 +95,22 @@ def _by_round(metrics: dict[str, list[tuple[int, Any]]]) -> dict[int, dict[str, 
 
 
 def _contents(arrays: ArrayRecord) -> dict[str, tuple[str, list[int], bytes]]:
-    return {key: (one.dtype, list(one.shape), one.data) for key, one in arrays.items()}
+    # Arrays of the old API have dtype and shape in their data alone.
+    views = {key: one.numpy() for key, one in arrays.items()}
+    return {key: (str(one.dtype), list(one.shape), one.tobytes()) for key, one in views.items()}
 
 
 def _write(
-    file: Path, before: dict[str, Any], arrays: ArrayRecord, **metrics: dict[int, Any]
+    file: Path,
+    before: dict[str, Any],
+    arrays: ArrayRecord,
+    *,
+    scheduled: bool,
+    **metrics: dict[int, Any],
 ) -> None:
     after = _contents(arrays)
     line = {
+        "scheduled": scheduled,
         "arrays": {
             # What grows, such as an ensemble of trees, has no shape to compare.
             key: [dtype, shape if before.get(key, (0, shape))[1] == shape else "varies"]

@@ -1,0 +1,120 @@
+"""The compatibility suite: its verdicts, and runs of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+from paths import ROOT
+
+PROGRAM: Final = Path(__file__).with_name("suite.py")
+
+
+@pytest.fixture(scope="module")
+def suite() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compatibility_suite", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def outcome(**changes: Any) -> dict[str, Any]:
+    """Return the record of a run of two rounds."""
+    record = {
+        "scheduled": True,
+        "changed": True,
+        "arrays": {"w": ["float32", [3]], "count": ["int64", []]},
+        "train": {"1": ["loss"], "2": ["loss"]},
+        "clients": {"1": ["accuracy"], "2": ["accuracy"]},
+        "server": {},
+    }
+    return record | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({}, ""),
+        ({"arrays": {"w": ["float32", [3]]}}, "the model's count"),
+        (
+            {"arrays": {"w": ["float64", [3]], "count": ["int64", [1]]}},
+            "the model's count, w",
+        ),
+        (
+            {"clients": {"2": ["accuracy"]}, "train": {}},
+            "training metrics of round 1, 2; evaluation on clients of round 1",
+        ),
+        ({"server": {"0": ["loss"]}}, ""),  # more than stock Flower has
+    ],
+)
+def test_what_is_lost_is_named(suite: ModuleType, changes: dict[str, Any], missing: str) -> None:
+    stock, cell = suite.Cell([outcome()]), suite.Cell([outcome(**changes)])
+    assert suite.lost(cell, stock) == missing
+
+
+def test_a_run_less_is_a_loss(suite: ModuleType) -> None:
+    stock = suite.Cell([outcome(), outcome()])
+    assert suite.lost(suite.Cell([outcome()]), stock) == "1 of 2 runs"
+
+
+def test_a_run_without_a_step_is_a_fault(suite: ModuleType) -> None:
+    cell = suite.Cell.run("", lambda: [outcome(changed=False)])
+    assert cell.fault == "no round changed the model"
+
+
+def test_the_last_error_is_the_reason(suite: ModuleType) -> None:
+    lines = ["KeyError: 'a'", "\x1b[91mERROR \x1b[0m:   flwr.some.OtherError: b", "goodbye"]
+    assert suite.reason(lines) == "flwr.some.OtherError: b"
+
+
+def test_the_table_has_no_path_of_the_machine(suite: ModuleType, tmp_path: Path) -> None:
+    fault = f"ImportError: cannot import name 'x' from 'y' ({tmp_path}/y.py)"
+    row = suite.Row(suite.App(tmp_path / "mine"), suite.Cell([], fault))
+    table = suite.render([row])
+    assert "| mine | cannot: ImportError: cannot import name 'x' from 'y' | – | – | – |" in table
+    assert not row.failed, "what stock Flower cannot run is no failure"
+    row = suite.Row(row.app, suite.Cell([outcome()]), {"ray": suite.Cell([], "error: no")})
+    assert row.failed
+
+
+def run(folder: Path, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), *options],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_an_app_of_a_folder_is_wrapped_and_compared(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    shutil.copytree(ROOT / "examples" / "foreign-app", tmp_path / "apps" / "wind")
+    server = tmp_path / "apps" / "wind" / "wind" / "server_app.py"
+    plain, count = re.subn(r"ScheduledStrategy\((\w+),.*?\)", r"\1", server.read_text())
+    assert count == 1
+    server.write_text(plain)
+    table = run(tmp_path / "apps", "--runtime", "streams")
+    assert "| wind | works | works | – | – |" in table
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(3600)
+def test_public_apps_run_scheduled() -> None:
+    folder = os.environ.get("FLOWER_APPS")
+    if not folder:
+        pytest.skip("FLOWER_APPS names no folder of Flower apps")
+    print(run(Path(folder)))
