@@ -1,4 +1,4 @@
-"""All that is private in Flower and that we touch; no other module does (read in flwr 1.42).
+"""All that is private in Flower and that we touch; no other module does (flwr 1.39 to 1.42).
 
 Public are ``flwr.app``, ``flwr.serverapp``, ``flwr.serverapp.strategy`` and ``flwr.clientapp``.
 What is taken from elsewhere in Flower may move with any minor version, and then this file follows.

@@ -1,6 +1,6 @@
 """Flower's SuperLink: every Flower command line that we use is in this module.
 
-Flower's flags moved between minor versions; what is here was read in flwr 1.42.
+Flower's flags moved between minor versions; what is here holds for flwr 1.39 to 1.42.
 """
 
 from __future__ import annotations

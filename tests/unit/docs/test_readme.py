@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import click
 import pytest
@@ -51,3 +52,10 @@ def test_policy_snippet_runs(snippet: str) -> None:
     exec(snippet, names)
     policy = names["policy"]
     assert policy.play_count.tolist() == [1, 1, 0]  # type: ignore[attr-defined]
+
+
+def test_the_foreign_app_depends_on_nothing_that_no_index_has() -> None:
+    """A SuperLink with default options installs what an app depends on."""
+    project = tomllib.loads((ROOT / "examples/foreign-app/pyproject.toml").read_text())
+    names = [re.split(r"[<>=\[]", entry)[0] for entry in project["project"]["dependencies"]]
+    assert names == ["flwr", "numpy"]
