@@ -70,8 +70,8 @@ class Needs:
 
     Attributes
     ----------
-    rounds, clients, num_selected : int
-        Number of rounds, size of its fleet and of its rounds.
+    clients, num_selected : int
+        Size of its fleet and of its rounds.
     config : mapping
         Values of its run configuration, smaller than its own.
     on_superlink : bool
@@ -80,7 +80,6 @@ class Needs:
         Makes what it would fetch from the network, in its folder; returns more configuration.
     """
 
-    rounds: int = ROUNDS
     clients: int = CLIENTS
     num_selected: int = NUM_SELECTED
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -110,7 +109,8 @@ NEEDS: Final[Mapping[str, Needs]] = {
     "fl-dp-sa": Needs(
         clients=5, config={"num-shares": 3, "reconstruction-threshold": 2}
     ),  # its own numbers want 35 clients
-    "flower-secure-aggregation": Needs(clients=5, rounds=1),  # a client drops out, 15 s a round
+    # As a demonstration it lets a client drop out, and gives all others 15 s to answer.
+    "flower-secure-aggregation": Needs(clients=5, config={"is-demo": False}),
     "quickstart-huggingface": Needs(prepare=tiny_bert),
     "quickstart-numpy": Needs(on_superlink=True),
     "quickstart-pytorch": Needs(on_superlink=True),
@@ -148,7 +148,7 @@ class App:
         config = flower.setdefault("config", {})
         for key in config:
             if "rounds" in key and "local" not in key:
-                config[key] = self.needs.rounds
+                config[key] = ROUNDS
         config.update(self.needs.config)
         if self.needs.prepare is not None:
             config.update(self.needs.prepare(target))
