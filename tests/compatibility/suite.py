@@ -281,14 +281,15 @@ def on_streams(bench: Bench, app: App, num_selected: int) -> list[Any]:
     log = copied / "server.log"
     with ExitStack() as stack:
 
-        def start(name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-            code = f"import sys; from flower_scheduling.{module} import main; sys.exit(main())"
+        def start(name: str, package: str, *arguments: str) -> subprocess.Popen[bytes]:
+            program = package.partition(".")[0]  # as the installed programs start
+            code = f"from flower_scheduling.{package}.entry import {program}; {program}()"
             command = [sys.executable, "-c", code, *arguments]
             process = bench.start(command, copied, name)
             stack.callback(end_group, process, 5)
             return process
 
-        server = start("server", "server.cli.main", "--app", server_app, "--address", "127.0.0.1:0")
+        server = start("server", "server.cli", "--app", server_app, "--address", "127.0.0.1:0")
         while not (found := re.search(r"listening on 127\.0\.0\.1:(\d+)", log.read_text())):
             if server.poll() is not None:
                 raise AppError(reason(log.read_text().splitlines()))
@@ -296,7 +297,7 @@ def on_streams(bench: Bench, app: App, num_selected: int) -> list[Any]:
         of = app.needs.clients
         clients = {
             name: start(
-                name, "client.cli", "--app", client_app, "--name", name,
+                name, "client", "--app", client_app, "--name", name,
                 "--server", f"127.0.0.1:{found[1]}", "--node-config", node_config(number, of),
             )
             for number, name in enumerate(f"dev-{number}" for number in range(of))

@@ -37,7 +37,11 @@ def wrap(file: str, num_selected: int, tau_max_s: float) -> None:
             from flower_scheduling import ScheduledStrategy
 
             outer = ScheduledStrategy(
-                self, policy="cs-ucb-q", num_selected=num_selected, tau_max_s=tau_max_s
+                self,
+                policy="cs-ucb-q",
+                num_selected=num_selected,
+                tau_max_s=tau_max_s,
+                wait_s=tau_max_s,  # a busy machine takes a minute to start a client
             )
         try:
             result = outer.start(grid, initial_arrays, *more, **named)
