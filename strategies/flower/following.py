@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -84,23 +83,23 @@ class StartedRun:
 Follower: TypeAlias = Callable[[StartedRun], AbstractContextManager[Any]]
 """Follows a run from before its first round to its end, whatever ends it."""
 
-_FOLLOWER: ContextVar[Follower | None] = ContextVar("follower", default=None)
+_followers: list[Follower] = []  # the last one counts; of all threads: an app may start in any
 
 
 @contextmanager
 def followed_by(follower: Follower) -> Iterator[None]:
-    """Have every run that is started inside the context followed."""
-    token = _FOLLOWER.set(follower)
+    """Have every run of this process that is started inside the context followed."""
+    _followers.append(follower)
     try:
         yield
     finally:
-        _FOLLOWER.reset(token)
+        _followers.remove(follower)
 
 
 def follow(run: StartedRun, options: RecordingOptions) -> AbstractContextManager[Any]:
     """Return what follows a run: the runtime's follower, else the record that the app asks for."""
-    if (follower := _FOLLOWER.get()) is not None:
-        return follower(run)
+    if _followers:
+        return _followers[-1](run)
     options.require_folder()
     if not options.run_dir:
         return nullcontext()
