@@ -487,8 +487,12 @@ RUNTIMES: Final = {
 
 _LEGEND: Final = """\
 Made by `python tests/compatibility/suite.py FOLDER_OF_APPS --out docs/compatibility.md`: each app
-is unchanged but for one line that wraps its strategy as the README says, and runs a few rounds with
-few clients.
+runs a few rounds with few clients, its code unchanged but for one line that wraps its strategy as
+the README says. Of its settings the number of rounds is changed; for `fl-dp-sa` the shares of its
+secret sharing too (its own want 35 clients), `flower-secure-aggregation` runs without its
+demonstration of a dropout, and `quickstart-huggingface` with a model of a few kilobytes made on the
+spot. Data sets are small stand-ins, and the packages are those below, not the versions that an app
+pins. Where the Ray engine cannot run an app, *stock Flower* is a stock SuperLink.
 
 - *works*: the rounds changed the model, and the model's keys, shapes and types and the metrics of
   training and of evaluation, on clients and on the server, are those of the same app on stock
