@@ -203,12 +203,12 @@ def test_the_crowd_gives_way_and_not_the_single_stranger(
 def test_compressed_message_that_unfolds_is_not_kept(town: Town) -> None:
     before = peak_mb()
     stranger = town.stranger(compression=grpc.Compression.Gzip)
-    stranger.send(bytes(200 * 2**20))
+    stranger.send(bytes(50 * 2**20))  # the time to say hello is limited, the sender packs it
     with pytest.raises(grpc.RpcError) as caught:
         stranger.read()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert town.works()
-    assert peak_mb() - before < 500  # what the sender itself takes
+    assert peak_mb() - before < 300  # what the sender itself takes
 
 
 def test_stranger_of_another_protocol_cannot_write_our_log(town: Town, said: list[str]) -> None:
