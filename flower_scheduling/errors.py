@@ -124,7 +124,7 @@ class InvalidReplyError(SchedulingError):
     """
 
     def __init__(self, kind: str, details: str) -> None:
-        super().__init__(f"{kind}: {details}")
+        super().__init__(one_line(f"{kind}: {details}"))
 
 
 class ConnectionRefused(SchedulingError):

@@ -274,15 +274,17 @@ class ReplyChecker:
             try:
                 view = decode_array(array)
             except ValueError as error:
-                raise InvalidReplyError(WRONG_ARRAYS, f"{key!r} cannot be read: {error}") from None
+                raise InvalidReplyError(
+                    WRONG_ARRAYS, f"{_shown(key)} cannot be read: {error}"
+                ) from None
             want = expected.get(key)
             like = want is not None and view.shape == want.shape
             if want is not None and not like and self._fixed_shapes:
-                unlike = unlike or f"{key!r} has shape {view.shape}, not {want.shape}"
+                unlike = unlike or f"{_shown(key)} has shape {view.shape}, not {want.shape}"
             if want is not None and self._fixed_shapes and not _can_become(view.dtype, want.dtype):
                 raise InvalidReplyError(
                     WRONG_ARRAYS,
-                    f"{key!r} has dtype {view.dtype}, not {want.dtype}{_dtype_hint(view.dtype)}",
+                    f"{_shown(key)} has dtype {view.dtype}, not {want.dtype}{_dtype_hint(view.dtype)}",
                 )
             if view.dtype.kind in "fc":
                 base = model.get(key) if like and model is not None else None
@@ -348,10 +350,10 @@ def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any], base: Arra
         changed = (view != own) & ~(np.isnan(view) & np.isnan(own))
         largest = _largest(view[changed])
     if not math.isfinite(largest):
-        raise InvalidReplyError(NOT_FINITE, f"array {key!r}")
+        raise InvalidReplyError(NOT_FINITE, f"array {_shown(key)}")
     if largest > limit:
         raise InvalidReplyError(
-            TOO_LARGE, f"array {key!r} has a value of {largest:.4g}, at most {limit:.4g}"
+            TOO_LARGE, f"array {_shown(key)} has a value of {largest:.4g}, at most {limit:.4g}"
         )
 
 

@@ -11,8 +11,10 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 from flower_scheduling.server.runs.directory import default_run_dir
 from flower_scheduling.server.runtimes.signals import stoppable
@@ -230,9 +232,16 @@ def test_a_later_signal_ends_the_process() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_worker_process_of_an_app_dies_of_a_signal() -> None:
+    def work(runs: Any) -> None:
+        runs.set()
+        time.sleep(600)
+
+    context = multiprocessing.get_context("fork")
+    runs = context.Event()
     with stoppable():
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child = context.Process(target=work, args=(runs,))
         child.start()
+        assert runs.wait(PATIENCE_S), "Python drops a signal that comes while it forks"
         child.terminate()
         child.join()
     assert child.exitcode == -signal.SIGTERM

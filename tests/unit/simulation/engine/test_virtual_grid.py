@@ -23,6 +23,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.errors import NoStepError
 from flower_scheduling.simulation.engine.runner import Simulation, SimulationResult
 from flower_scheduling.simulation.engine.virtual_grid import VirtualGrid
 from flower_scheduling.simulation.environments.paper import Environment
@@ -160,7 +161,9 @@ def test_a_round_with_nobody_costs_nothing() -> None:
     strategy = ScheduledStrategy(FedAvg(), num_selected=2, tau_max_s=5.0, wait_s=0.0)
     strategy.add_hook(lambda record, arrays: records.append(record))
     arrays = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
-    result = strategy.start(grid, arrays, num_rounds=3)
+    with pytest.raises(NoStepError) as caught:
+        strategy.start(grid, arrays, num_rounds=3)
+    result = caught.value.result
     assert [(r.round_s, r.no_step) for r in records] == [(0.0, "nobody-available")] * 3
     assert result.arrays["w"].numpy() == pytest.approx([0.0, 0.0])
     # Unavailable, not gone: the queues of the paper grow.
