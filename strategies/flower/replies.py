@@ -282,10 +282,8 @@ class ReplyChecker:
             if want is not None and not like and self._fixed_shapes:
                 unlike = unlike or f"{_shown(key)} has shape {view.shape}, not {want.shape}"
             if want is not None and self._fixed_shapes and not _can_become(view.dtype, want.dtype):
-                raise InvalidReplyError(
-                    WRONG_ARRAYS,
-                    f"{_shown(key)} has dtype {view.dtype}, not {want.dtype}{_dtype_hint(view.dtype)}",
-                )
+                text = f"{_shown(key)} has dtype {view.dtype}, not {want.dtype}"
+                raise InvalidReplyError(WRONG_ARRAYS, text + _dtype_hint(view.dtype))
             if view.dtype.kind in "fc":
                 base = model.get(key) if like and model is not None else None
                 dtype = view.dtype if want is None else want.dtype
