@@ -132,6 +132,7 @@ class StreamClient:
         self._stream: _Stream | None = None
         self._writes = WriteTasks(LOGGER)
         self._was_connected = False
+        self._has_just_worked = False
         self._logged_s = -_LOG_AGAIN_S  # time of the last line about a lost connection
         self._refused_since_s: float | None = None
         self._restart_after = restart_after
@@ -370,7 +371,7 @@ class StreamClient:
         return now_s - self._refused_since_s < self._name_in_use_s
 
     def _log_connected(self, welcome: wire.Welcome) -> None:
-        self._was_connected = True
+        self._was_connected = self._has_just_worked = True
         self._refused_since_s = None
         self._logged_s = -_LOG_AGAIN_S
         LOGGER.info("%s is connected to %s", self.name, self._address)
@@ -387,7 +388,10 @@ class StreamClient:
             return
         self._logged_s = now_s
         what = "lost the connection to" if self._was_connected else "cannot reach"
-        why = f"({why}){tls_hint(why, self._own_fault)}{through_proxy(self._address)}"
+        hint = tls_hint(why, self._own_fault)
+        if self._has_just_worked:  # then the settings of both ends fit
+            hint, self._has_just_worked = "", False
+        why = f"({why}){hint}{through_proxy(self._address)}"
         LOGGER.warning("%s the server at %s %s; still trying", what, self._address, why)
 
 

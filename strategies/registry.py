@@ -300,6 +300,8 @@ def find_policy(name: object) -> PolicySpec:
         return POLICIES[name]  # type: ignore[index]  # what is no text is unknown
     except (KeyError, TypeError):
         reason = POLICIES.fault(name)
+        if isinstance(name, str) and name.endswith(".py"):
+            reason = f"{name} is a file: write {name}:CLASS, the class of the policy"
         raise UnknownPolicyError(
             reason
             or f"no policy is named {name!r}{did_you_mean(name, POLICIES)}; there are "

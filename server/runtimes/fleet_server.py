@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flwr.app import Context, RecordDict, UserConfig
 from flwr.serverapp import ServerApp
@@ -35,6 +36,8 @@ from ..settings.fleet import FleetConfig
 from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
 from .signals import stoppable
+
+_FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def run_fleet(
@@ -86,6 +89,16 @@ def run_fleet(
         server_app = create_app(callbacks, hooks=hooks, prepared=prepared, resume=resume)
     _check_run_dir(Path(config.run_dir), resume=resume)
     deny_list = DenyList(config.deny_list, lambda: [node.name for node in grid.get_nodes()])
+
+    def begin() -> None:
+        deny_list.begin()
+        if recording is not None and not recording.num_started:
+            LOGGER.warning(
+                "%s trains without ScheduledStrategy: nothing is scheduled or recorded. Wrap its "
+                "strategy: ScheduledStrategy(strategy, num_selected=..., tau_max_s=...)",
+                config.app,
+            )
+
     grid = StreamGrid(
         config.address,
         run_config=run_config,
@@ -93,7 +106,7 @@ def run_fleet(
         credentials=credentials,
         is_denied=deny_list,
         refresh_denied=deny_list.refresh,
-        on_first_exchange=deny_list.begin,
+        on_first_exchange=begin,
         status=status.snapshot,
         max_clients=config.max_clients,
         max_message_bytes=config.max_message_mb << 20,
@@ -135,9 +148,17 @@ def _run_app(server_app: ServerApp, path: str, grid: StreamGrid, context: Contex
         server_app(grid, context)
     except SchedulingError:  # it says what is wrong
         raise
+    except OSError as error:
+        if error.errno in _FULL_DISK:  # the app has no part in it
+            raise
+        raise _app_error(path, error) from None
     except Exception as error:
-        LOGGER.error("the ServerApp failed", exc_info=error)
-        raise ServerAppError(f"{path} raised {type(error).__name__}: {error}") from None
+        raise _app_error(path, error) from None
+
+
+def _app_error(path: str, error: Exception) -> ServerAppError:
+    LOGGER.error("the ServerApp failed", exc_info=error)
+    return ServerAppError(f"{path} raised {type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from flower_scheduling.client.wire.credentials import (
 )
 from flower_scheduling.errors import ConfigError, SuperLinkError
 
-from ..transport.sockets import FREE_PORT
+from ..transport.sockets import unavailable
 from .processes import MARK, end_group, end_marked, find_program, start_program
 
 _CONNECTION: Final = "here"  # our SuperLink in the configuration of Flower's command line
@@ -346,11 +346,7 @@ def _free_port(address: str, host: str, port: int) -> int:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(
-                "address",
-                address,
-                f"must be host:port of this machine, {FREE_PORT} ({error.strerror})",
-            ) from None
+            raise unavailable("address", address, error) from None
         return int(probe.getsockname()[1])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import grpc
-from flwr.app import Message, UserConfig
+from flwr.app import Message, MessageType, UserConfig
 
 from flower_scheduling._flwr import NodeInfo
 from flower_scheduling.client.wire.calls import DEFAULT_KEEPALIVE_S
@@ -184,9 +184,7 @@ class StreamGrid(OwnGrid):
 
     def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
         """Send the messages; return when all are answered, or at the deadline [s]."""
-        on_first, self._on_first_exchange = self._on_first_exchange, None
-        if on_first is not None:
-            on_first()
+        self._note_first()
         arrivals: queue.SimpleQueue[Request] = queue.SimpleQueue()
         requests = self._prepare(messages, arrivals)
         exchanges: dict[str, Exchange] = {}
@@ -209,6 +207,11 @@ class StreamGrid(OwnGrid):
             exchanges.get(request.message_id) or self._conclude(request, deadline_s)
             for request, _ in requests
         ]
+
+    def _note_first(self) -> None:
+        on_first, self._on_first_exchange = self._on_first_exchange, None
+        if on_first is not None:
+            on_first()
 
     def busy(self) -> set[int]:
         """Return the nodes that still work on an earlier message."""
@@ -252,6 +255,9 @@ class StreamGrid(OwnGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; what cannot be delivered is answered by an error when it is pulled."""
+        messages = list(messages)
+        if any(message.metadata.message_type != MessageType.QUERY for message in messages):
+            self._note_first()
         requests = self._prepare(messages, None)
         with self._servicer.lock:
             self._requests.hold(request for request, _ in requests)

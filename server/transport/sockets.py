@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from typing import Final
@@ -9,8 +10,18 @@ from typing import Final
 from flower_scheduling.client.wire.addresses import parse_address
 from flower_scheduling.errors import ConfigError
 
-# What is wrong with an address that cannot be had, taken or not allowed.
-FREE_PORT: Final = "the port not in use, nor below 1024 without the right to that"
+_FAULTS: Final = {
+    errno.EADDRINUSE: "the port is in use: stop the program that listens there, or take another",
+    errno.EACCES: "ports below 1024 need a right that this user has not got: take a higher one",
+    errno.EADDRNOTAVAIL: "this machine does not have that address",
+}
+
+
+def unavailable(key: str, address: str, error: Exception) -> ConfigError:
+    """Return what is wrong with an address at which nothing can listen."""
+    number = error.errno if isinstance(error, OSError) else None
+    text = _FAULTS.get(number or 0, f"must be HOST:PORT of this machine ({error})")
+    return ConfigError(key, address, text)
 
 
 def listen(key: str, address: str) -> socket.socket:
@@ -38,8 +49,8 @@ def listen(key: str, address: str) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen()
-    except (OSError, UnicodeError):
+    except (OSError, UnicodeError) as error:
         if listener is not None:
             listener.close()
-        raise ConfigError(key, address, f"must be HOST:PORT of this machine, {FREE_PORT}") from None
+        raise unavailable(key, address, error) from None
     return listener

@@ -14,11 +14,10 @@ from grpc_health.v1 import health, health_pb2_grpc
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.addresses import parse_address
 from flower_scheduling.client.wire.calls import server_options
-from flower_scheduling.errors import ConfigError
 
 from .open_files import max_connections
 from .servicer import FleetServicer
-from .sockets import FREE_PORT
+from .sockets import listen, unavailable
 
 _REVIEW_S: Final = 2.0  # between two reviews of the connected clients
 
@@ -122,11 +121,10 @@ class StreamServer:
             else:
                 port = server.add_secure_port(self._address, self._credentials)
             await server.start()
-        except RuntimeError:
+        except RuntimeError as error:
             await server.stop(None)
-            raise ConfigError(
-                "address", self._address, f"must be host:port of this machine, {FREE_PORT}"
-            ) from None
+            listen("address", self._address).close()  # gRPC does not say what is wrong, this does
+            raise unavailable("address", self._address, error) from None
         self._servicer.begin()
         started.set_result(port)
         review = asyncio.create_task(self._review())

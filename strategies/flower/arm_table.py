@@ -133,11 +133,10 @@ class ArmTable:
             [i for i in self._staying if i not in self.silent and self.arms[i].num_examples != 0]
         )
 
-    @property
-    def all_empty(self) -> bool:
-        """Whether there are arms that stay and answered, and none of them has examples."""
+    def all_empty(self, at_least: int = 1) -> bool:
+        """Tell whether so many arms that stay have answered, and none of them has examples."""
         heard = [i for i in self._staying if self.arms[i].queried]
-        return bool(heard) and all(self.arms[i].empty for i in heard)
+        return len(heard) >= at_least and all(self.arms[i].empty for i in heard)
 
     @property
     def num_available(self) -> int:

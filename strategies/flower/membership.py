@@ -54,12 +54,17 @@ class Membership:
         self.table.silent = self._discovery.silent
 
     def wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
-        """Wait until so many clients are available, within the bound; log the wait now and then."""
+        """Wait until so many clients are available, within the bound; log the wait now and then.
+
+        It does not wait where so many are there and none of them has examples.
+        """
         begin_s = grid.now()
         end_s = begin_s + self._wait_s
         self.sync(grid)
         logged: tuple[int, float] | None = None
         while (available := self.table.num_available) < num_clients:
+            if self.table.all_empty(num_clients):  # of no use to wait for
+                return
             # Not from the time waited: what is left by that may be too little to move a clock.
             left_s = end_s - grid.now()
             if left_s <= 0.0:
@@ -108,5 +113,6 @@ class Membership:
             pause = min(_LONGEST_PAUSE, 2 * max(_FIRST_PAUSE, arm.pause))
         else:
             self.sizes_changed = True
-            LOGGER.warning("%s has no examples: no rounds are owed to it while it is so", arm.name)
+            text = "%s has no examples: it is left out for %d rounds, and owed none while it is so"
+            LOGGER.warning(text, arm.name, pause)
         arm.num_examples, arm.pause, arm.next_try = 0, pause, server_round + pause

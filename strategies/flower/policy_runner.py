@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -182,7 +183,16 @@ class PolicyRunner:
         self._check_floors(arms.arms, member)
         if arms.num_available < quorum:
             available = np.zeros_like(available)  # spare the clients work that makes no step
-        return self.policy.ask(RoundContext(server_round, available, member))
+        with self._naming_the_policy():
+            selection = self.policy.ask(RoundContext(server_round, available, member))
+        mask = selection.mask
+        if (count := np.count_nonzero(mask)) > self.num_selected:
+            raise SchedulingError(f"{self.name} selected {count} arms, at most {self.num_selected}")
+        if (mask & ~available).any():
+            arm = int(np.flatnonzero(mask & ~available)[0])
+            name = arms.arms[arm].name
+            raise SchedulingError(f"{self.name} selected {name}, which is not available")
+        return selection
 
     def _check_floors(self, arms: Sequence[Arm], member: BoolArray) -> None:
         """Warn if the floors of the members cannot be kept, or are by names that no arm has.
@@ -239,7 +249,8 @@ class PolicyRunner:
         for name, keys in self._reports.items():
             reported[name][done] = [_reported(update, keys) for update in updates.values()]
             self._warn_without_report(name, bool(done), bool(np.isfinite(reported[name]).any()))
-        self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
+        with self._naming_the_policy():
+            self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
 
     def load(self, num_arms: int, state: Mapping[str, Any]) -> None:
         """Go on with the state of a policy of so many arms.
@@ -252,6 +263,19 @@ class PolicyRunner:
         policy = self._build(num_arms)
         policy.load_state_dict(state)
         self._policy = policy
+
+    @contextmanager
+    def _naming_the_policy(self) -> Iterator[None]:
+        """Turn an exception in a policy of somebody else's into an error that names it."""
+        try:
+            yield
+        except SchedulingError:
+            raise
+        except Exception as error:
+            if type(self.policy).__module__.startswith("flower_scheduling."):
+                raise
+            text = f"the policy {self.name} raised {type(error).__name__}: {error}"
+            raise SchedulingError(text) from error
 
     def _build(self, num_arms: int) -> SchedulingPolicy:
         if isinstance(self._given, SchedulingPolicy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,6 +31,7 @@ from .timed_grid import LOGGER, TIMEOUT, Exchange
 _MAX_REASON_LENGTH: Final = 300  # text of a client, which goes to log and record
 _UNQUESTIONED_WEIGHT: Final = 1e9  # examples; of more, such as tokens, the others must have many
 _MOST_TIMES_MEDIAN: Final = 1000
+_FEWEST_ALIKE: Final = 2
 
 
 @dataclass
@@ -89,6 +91,7 @@ class ReplySorter:
         self._training, self._evaluation = SchemaVote(), SchemaVote()
         self._seen = False  # whether a reply's arrays were like the model's
         self._weights: dict[int, float] = {}  # by arm, the last
+        self._unlike: dict[int, Signature] = {}  # by arm, the last whose arrays were unlike
         self._logged: set[tuple[str, int, str]] = set()
 
     def training(
@@ -115,11 +118,7 @@ class ReplySorter:
             else:
                 found.updates[arm] = update
         self._refuse_weights(found)
-        # Once a reply was like the model, all must be; until then all may be alike in another way.
-        self._seen |= any(not update.unlike for update in found.updates.values())
-        for arm, update in list(found.updates.items()):
-            if update.unlike and self._seen:
-                found.refuse(arm, f"{WRONG_ARRAYS}: {update.unlike}")
+        self._refuse_unlike(found, placeholder=not specs)
         agreed = self._training.agree({arm: u.signature for arm, u in found.updates.items()})
         found.odd = sorted(found.updates.keys() - agreed)
         return found
@@ -143,6 +142,22 @@ class ReplySorter:
                 )
             )
         return results
+
+    def _refuse_unlike(self, found: SortedReplies, *, placeholder: bool) -> None:
+        """Refuse arrays unlike the model's, but where the clients agree that they are meant so.
+
+        Once a reply was like the model, all must be. Until then two clients that send the same
+        arrays outweigh a model that none sends: one alone must not replace it.
+        """
+        updates = found.updates
+        self._seen |= any(not update.unlike for update in updates.values())
+        self._unlike |= {arm: one.signature for arm, one in updates.items() if one.unlike}
+        alike = Counter(self._unlike.values())
+        for arm, update in list(updates.items()):
+            meant = not self._seen and (placeholder or alike[update.signature] >= _FEWEST_ALIKE)
+            if update.unlike and not meant:
+                text = f"{WRONG_ARRAYS}: {update.unlike}"
+                found.refuse(arm, text if self._seen else f"{text} (fixed_shapes=False takes it)")
 
     def _refuse_weights(self, found: SortedReplies) -> None:
         """Refuse weights beside which those of all others would not count."""

@@ -27,6 +27,7 @@ from .timed_grid import LOGGER, TimedExchange
 from .wrapped import WrappedStrategy
 
 _MIN_TTL_S: Final = 60.0
+_MOST_SHOWN: Final = 5
 
 
 @dataclass(slots=True)
@@ -341,10 +342,13 @@ def _log_change(
 ) -> None:
     """Warn that the model has other arrays than before: few mean that."""
     keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    LOGGER.warning(
-        "round %d: the model has %d arrays now, %d before; these differ: %s",
-        server_round,
-        len(now),
-        len(before),
-        ", ".join(map(repr, keys[:5])) + (" ..." if len(keys) > 5 else ""),
-    )
+    changes = [f"{key!r} {_change(before.get(key), now.get(key))}" for key in keys[:_MOST_SHOWN]]
+    if len(keys) > _MOST_SHOWN:
+        changes.append(f"and {len(keys) - _MOST_SHOWN} more")
+    LOGGER.warning("round %d: the model has changed: %s", server_round, ", ".join(changes))
+
+
+def _change(before: tuple[int, ...] | None, now: tuple[int, ...] | None) -> str:
+    if before is None:
+        return f"is new, of shape {now}"
+    return "is gone" if now is None else f"was {before}, is {now}"

@@ -16,6 +16,10 @@ _RECORD: Final = "__array_record__"
 """Marks a mapping that stands for an ArrayRecord."""
 _BYTES: Final = "__bytes__"
 """Marks a mapping that stands for bytes, as Flower's tree ensembles hold them."""
+_TENSOR: Final = "__tensor__"
+"""Marks a mapping that stands for a tensor of torch."""
+_BY_NUMBER: Final = "__by_number__"
+"""Marks a mapping that stands for one whose keys are whole numbers, such as node ids."""
 _CLASS: Final = "__class__"
 """Key of a strategy's class in its state."""
 
@@ -82,6 +86,11 @@ def _plain(value: object, where: str) -> Any:
         return {_BYTES: np.frombuffer(value, dtype=np.uint8)}
     if isinstance(value, ArrayRecord):
         return {_RECORD: {key: array.numpy() for key, array in value.items()}}
+    if type(value).__module__ == "torch" and hasattr(value, "detach"):  # without importing it
+        return {_TENSOR: value.detach().cpu().numpy().copy()}
+    if isinstance(value, Mapping) and all(type(key) is int for key in value) and value:
+        items = [[key, _plain(item, f"{where}[{key}]")] for key, item in value.items()]
+        return {_BY_NUMBER: items}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, Sequence):
@@ -89,7 +98,7 @@ def _plain(value: object, where: str) -> Any:
     raise ConfigError(
         where,
         f"a {type(value).__name__}",
-        "must be something that a checkpoint can hold: see checkpoint-every",
+        "a checkpoint cannot hold it: numbers, texts, arrays, lists and mappings of them can be",
     )
 
 
@@ -97,6 +106,12 @@ def _restored(value: Any) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {_RECORD}:
             return ArrayRecord({key: Array(array) for key, array in value[_RECORD].items()})
+        if value.keys() == {_TENSOR}:
+            import torch  # as the strategy that has made it did
+
+            return torch.from_numpy(np.array(value[_TENSOR]))
+        if value.keys() == {_BY_NUMBER}:
+            return {int(key): _restored(item) for key, item in value[_BY_NUMBER]}
         if value.keys() == {_BYTES}:
             return value[_BYTES].tobytes()
         return {key: _restored(item) for key, item in value.items()}

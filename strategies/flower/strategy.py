@@ -424,6 +424,10 @@ class ScheduledStrategy(Strategy):
         """
         if self._running:
             raise SchedulingError("start() runs already")
+        if not isinstance(initial_arrays, ArrayRecord):
+            kind = f"a {type(initial_arrays).__name__}"
+            raise ConfigError("initial_arrays", kind, "must be an ArrayRecord of flwr.app")
+        _at_least("num_rounds", num_rounds, 0)
         self.summary()
         self._wrapped.check_model(ArraySpec.of(initial_arrays))
         _note_odd_values(initial_arrays)
@@ -567,7 +571,7 @@ class ScheduledStrategy(Strategy):
         timed.begin_round(server_round)
         self.arms.round = policy_round
         self._membership.wait_for(timed, self._wrapped.quorum, what)
-        if self.arms.all_empty:
+        if self.arms.all_empty():
             raise SchedulingError(
                 f"no client has examples: all {len(self.arms)} said that they have 0"
             )

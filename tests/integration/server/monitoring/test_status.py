@@ -153,7 +153,7 @@ def test_prometheus_reads_it_all(status: ServerStatus) -> None:
             text = answer.read().decode()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}/elsewhere")
-        with pytest.raises(ConfigError, match="not in use"):
+        with pytest.raises(ConfigError, match="the port is in use"):
             metrics_server(f"127.0.0.1:{server.port}", dict).__enter__()
     found = {
         (sample.name.removeprefix("flower_scheduling_"), *sample.labels.values()): sample.value

@@ -117,7 +117,7 @@ def test_existing_run_directory_is_refused(tmp_path: Path) -> None:
 def test_port_in_use_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(ConfigError, match="not in use"):
+        with pytest.raises(ConfigError, match="the port is in use"):
             run_superlink(FleetConfig(run_dir=str(tmp_path / "run"), address=address))
     assert list(tmp_path.iterdir()) == []
 

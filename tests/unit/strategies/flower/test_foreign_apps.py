@@ -41,6 +41,7 @@ from scripted_grid import Client, ScriptedGrid
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError, SchedulingError
+from flower_scheduling.strategies import RoundContext, SchedulingPolicy
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord, ScheduledStrategy
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -314,7 +315,24 @@ def test_adapters_alone_become_the_model_if_all_clients_send_them(
     assert list(result.arrays) == ["w"]
     assert result.arrays["w"].numpy().tolist() == [3.0] * 3
     said = [line for line in caplog.messages if "the model has" in line]
-    assert said == ["round 1: the model has 1 arrays now, 2 before; these differ: 'frozen'"]
+    assert said == ["round 1: the model has changed: 'frozen' is gone"]
+
+
+@pytest.mark.parametrize("arrays", [{"w": np.ones(2, "f4")}, {"evil": np.ones(3, "f4")}])
+def test_one_client_alone_cannot_replace_the_model(arrays: Arrays) -> None:
+    grid = ScriptedGrid([lambda m: answer(m, lambda a: arrays), answer, answer])
+    grid.connected = {100}
+    grid.on_begin = lambda server_round: grid.connected.update({101, 102})
+    initial = model({"w": np.zeros(3, np.float32)})
+    result, records, _ = start(
+        FedAvg(), [], initial, grid=grid, rounds=8, num_selected=1, min_clients=1
+    )
+    assert "(fixed_shapes=False takes it)" in str(records[0].reason[0])
+    assert {name for record in records[1:] if record.stepped for name in record.names} <= {
+        "dev-1",
+        "dev-2",
+    }
+    assert result.arrays["w"].numpy().shape == (3,)
 
 
 def test_model_that_the_clients_bring_replaces_an_empty_one() -> None:
@@ -623,3 +641,51 @@ def test_floor_follows_the_number_of_examples() -> None:
     scheduled.add_hook(lambda record, arrays: floors.append(scheduled.floors))
     scheduled.start(grid, model({"w": np.zeros(3, np.float32)}), num_rounds=20)
     assert floors[-1] == pytest.approx([0.5 * 610 / 720, 0.5 * 110 / 720])
+
+
+def test_fleet_without_examples_is_not_waited_for() -> None:
+    grid = ScriptedGrid([lambda m: answer(m, num_examples=0)] * 2)
+    with pytest.raises(SchedulingError, match="no client has examples"):
+        start(FedAvg(), [], model({"w": np.zeros(3, np.float32)}), grid=grid, wait_s=60.0)
+    assert grid.now_s < 60.0
+
+
+# -- policies ------------------------------------------------------------------------------------
+
+
+class Broken(SchedulingPolicy):
+    """Selects by a rule that is none."""
+
+    answer: Callable[[RoundContext], np.ndarray[Any, Any]]
+
+    def _select(self, context: RoundContext) -> np.ndarray[Any, Any]:
+        return type(self).answer(context)
+
+
+def fails(context: RoundContext) -> np.ndarray[Any, Any]:
+    raise ZeroDivisionError("by 0")
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        (lambda context: np.ones_like(context.available), "broken selected 3 arms, at most 2"),
+        (lambda context: ~context.available, r"broken selected \w+, which is not available"),
+        (fails, "the policy broken raised ZeroDivisionError: by 0"),
+    ],
+)
+def test_policy_that_breaks_its_promise_is_named(
+    rule: Callable[[RoundContext], np.ndarray[Any, Any]], error: str
+) -> None:
+    grid = ScriptedGrid([answer] * 3)
+    grid.away = {102}
+    policy = type("Broken", (Broken,), {"answer": staticmethod(rule), "name": "broken"})
+    with pytest.raises(SchedulingError, match=error):
+        start(
+            FedAvg(),
+            [],
+            model({"w": np.zeros(3, np.float32)}),
+            grid=grid,
+            policy=policy,
+            num_selected=2,
+        )
