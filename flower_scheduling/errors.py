@@ -206,7 +206,7 @@ class NoStepError(ServerAppError):
         self.why, self.failures = why, list(failures)
         listed = [f"{name} {reason}" for name, reason in failures if reason][:_SHOWN_FAILURES]
         details = f" ({'; '.join(listed)})" if listed else ""
-        super().__init__(one_line(f"no round has changed the model: {why} in the last{details}"))
+        super().__init__(one_line(f"no round has changed the model, the last: {why}{details}"))
 
     def __reduce__(self) -> tuple[type[NoStepError], tuple[object, ...]]:
         return type(self), (self.why, self.failures)

@@ -181,7 +181,10 @@ class ScheduledStrategy(Strategy):
     ) -> None:
         if not isinstance(strategy, Strategy):
             raise ConfigError(
-                "strategy", strategy, "must be a Flower strategy of flwr.serverapp.strategy"
+                "strategy",
+                strategy,
+                "must be a Flower strategy of flwr.serverapp.strategy",
+                "those of flwr.server.strategy are of Flower's old API: port the app first",
             )
         self._num_selected = num_selected
         self._tau_max_s = tau_max_s
@@ -375,7 +378,7 @@ class ScheduledStrategy(Strategy):
     def summary(self) -> None:
         """Log what schedules what."""
         LOGGER.info(
-            "\t├──> Scheduling: %s, %d clients per round, deadline %g s",
+            "\t├──> Scheduling: %s, N = %d, deadline %g s",
             self._policy.name,
             self._num_selected,
             self._tau_max_s,

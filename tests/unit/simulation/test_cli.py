@@ -253,7 +253,7 @@ def test_diverged_run_ends_with_files_that_agree(
     arguments = "--learning-rate 1e38 --model cnn --rounds 3 --eval-every 1 --run-dir run --json"
     assert main(arguments.split()) == 1, "no update was finite"
     out, err = capsys.readouterr()
-    assert "error: no round has changed the model: no-replies in the last" in err
+    assert "error: no round has changed the model, the last: no-replies" in err
     summary = json.loads(out, parse_constant=pytest.fail)  # no NaN in JSON
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert summary["rounds"] == len(lines) == 3

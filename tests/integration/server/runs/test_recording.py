@@ -307,7 +307,7 @@ def test_a_strategy_that_cannot_be_saved_any_more_goes_on(
 def test_a_run_that_trained_nothing_is_an_error_after_its_results(
     tmp_path: Path, num_rounds: int
 ) -> None:
-    with pytest.raises(NoStepError, match=r"no-replies in the last \(dev-. timeout"):
+    with pytest.raises(NoStepError, match=r"the last: no-replies \(dev-. timeout"):
         start(tmp_path, num_rounds, on=grid(fail=True))
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == num_rounds
     assert (tmp_path / "model.safetensors").exists()
