@@ -213,6 +213,7 @@ class Bench:
         """A SuperLink that runs apps in Flower's Ray engine."""
         if self._engine is None:
             options = ["--simulation", "--disable-runtime-dependency-installation"]
+            os.chdir(self.folder)  # where apps leave what they save
             link = SuperLink(self.folder / "engine", "127.0.0.1:0", options=options)
             self._engine = self._closing.enter_context(link)
         return self._engine
@@ -221,6 +222,7 @@ class Bench:
     def superlink(self) -> SuperLink:
         """A SuperLink with stock SuperNodes."""
         if self._superlink is None:
+            os.chdir(self.folder)
             link = SuperLink(self.folder / "superlink", "127.0.0.1:0")
             self._superlink = self._closing.enter_context(link)
             for number in range(CLIENTS):
