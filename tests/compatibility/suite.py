@@ -554,6 +554,7 @@ def main() -> int:
         app for app in apps_of(options.apps.resolve()) if not options.app or app.name in options.app
     ]
     runtimes = options.runtime or list(RUNTIMES)
+    out = options.out and options.out.absolute()  # the suite changes its folder
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -561,8 +562,8 @@ def main() -> int:
             known = Stock(options.stock and options.stock.absolute())
             rows = [run_app(bench, app, runtimes, known) for app in apps]
     table = render(rows)
-    if options.out:
-        options.out.write_text(table, encoding="utf-8")
+    if out:
+        out.write_text(table, encoding="utf-8")
     print(table)
     return int(any(row.failed for row in rows))
 
