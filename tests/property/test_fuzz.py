@@ -39,7 +39,7 @@ from flower_scheduling.server.settings.fleet import FleetConfig
 from flower_scheduling.server.settings.run import ServerConfig
 from flower_scheduling.simulation.paper.settings import PaperConfig
 from flower_scheduling.simulation.settings import SimulationConfig
-from flower_scheduling.strategies.flower.replies import ArraySpec, ReplyChecker
+from flower_scheduling.strategies.flower.replies import LARGEST_VALUE, ArraySpec, ReplyChecker
 from flower_scheduling.strategies.flower.schema_vote import SchemaVote
 
 SOAK = settings().max_examples > 100
@@ -223,7 +223,12 @@ SPECS = {
     "steps": ArraySpec((), np.dtype("i8")),
 }
 NORMED = ReplyChecker("num-examples", max_update_norm=100.0)
-CHECKERS = [NORMED, ReplyChecker("num-examples"), ReplyChecker("loss", fixed_shapes=False)]
+CHECKERS = [
+    NORMED,
+    ReplyChecker("num-examples"),
+    ReplyChecker("loss", fixed_shapes=False),
+    ReplyChecker("num-examples", fixed_shapes=False, own_train_rule=True),
+]
 
 
 def check_reply(message: Message) -> None:
@@ -234,7 +239,7 @@ def check_reply(message: Message) -> None:
         except InvalidReplyError as error:
             assert_one_line(error)
             continue
-        assert 0 < update.num_examples <= 1e9
+        assert update.num_examples is None or 0 <= update.num_examples <= LARGEST_VALUE
         vote = SchemaVote()
         assert vote.agree({0: update.signature}) == {0}
         json.dumps(vote.state())
