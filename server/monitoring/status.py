@@ -143,7 +143,6 @@ class ServerStatus(RoundCallback):
 
     def _row(self, arm: Arm, nodes: _Nodes) -> dict[str, Any]:
         counts = self._totals.grow(arm.index + 1)[arm.index]
-        rounds = self._totals.rounds
         return {
             "index": arm.index,
             "name": arm.name,
@@ -151,7 +150,7 @@ class ServerStatus(RoundCallback):
             **nodes.state(arm.node_id),
             "selections": counts.selected,
             "completed": counts.completed,
-            "share": counts.selected / rounds if rounds else None,
+            "share": self._totals.share(counts) if counts.first_round else None,
             "floor": _at(self._floors, arm.index),
             "queue": _at(self._queues, arm.index),
             "mean_rtt_s": counts.mean_rtt_s,

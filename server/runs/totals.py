@@ -132,6 +132,13 @@ class RunTotals:
         """Return in how many rounds an arm belonged to the fleet."""
         return self.rounds - arm.first_round + 1 - arm.absent if arm.first_round else 0
 
+    def share(self, arm: ArmTotals) -> float:
+        """Return in which share of the rounds in which it belonged to the fleet it was selected.
+
+        Only in these are rounds owed to it, so this is what compares with its floor.
+        """
+        return arm.selected / max(self.member_rounds(arm), 1)
+
     @property
     def target_reached(self) -> bool:
         """Whether the target accuracy has been reached."""
@@ -163,7 +170,7 @@ class RunTotals:
                     "name": arm.name,
                     "num_examples": arm.num_examples,
                     "floor": None if floors is None else floors[arm.index],
-                    "share": counts[arm.index].selected / max(self.rounds, 1),
+                    "share": self.share(counts[arm.index]),
                     "mean_rtt_s": counts[arm.index].mean_rtt_s,
                     "failures": counts[arm.index].failures.total(),
                 }

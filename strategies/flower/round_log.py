@@ -36,6 +36,8 @@ class RoundLog:
         self._logged_s = -math.inf
         self._first: int | None = None
         self._last = 0
+        self._joined: list[int] = []  # by arm, its first round
+        self._absent: Counter[int] = Counter()  # rounds that were not owed to it
         self._selected: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
 
@@ -45,6 +47,8 @@ class RoundLog:
             return
         self._first = record.round if self._first is None else self._first
         self._last = record.round
+        self._joined += [record.round] * (record.num_arms - len(self._joined))
+        self._absent.update(record.absent)
         self._selected.update(record.selected)
         self._failed.update(result.arm for result in record.results if not result.completed)
         now_s = time.monotonic()
@@ -54,11 +58,17 @@ class RoundLog:
             LOGGER.info("[ROUND %d/%d] %s", record.round, self._num_rounds, round_text(record))
 
     def on_end(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
-        """Log the share of rounds of each client against its floor, the least kept ones first."""
-        if self._first is None:
+        """Log the share of rounds of each client against its floor, the least kept ones first.
+
+        Of the rounds in which it belonged to the fleet, as floors are.
+        """
+        if self._first is None or not arms:
             return
-        rounds = self._last - self._first + 1
-        shares = [self._selected[arm.index] / rounds for arm in arms]
+        self._joined += [self._last + 1] * (len(arms) - len(self._joined))  # after the last round
+        rounds = [
+            self._last - self._joined[arm.index] + 1 - self._absent[arm.index] for arm in arms
+        ]
+        shares = [self._selected[arm.index] / max(rounds[arm.index], 1) for arm in arms]
         known = [0.0] * len(arms) if floors is None else [*floors, *[0.0] * len(arms)]
         listed = sorted(arms, key=lambda arm: shares[arm.index] - known[arm.index])
         words = []
