@@ -100,6 +100,7 @@ def test_killed_client_fails_its_round_and_a_late_joiner_is_a_new_arm(fleet: Fle
     assert fleet.processes["dev-0"].wait(RUN_S) == 0
 
 
+@pytest.mark.slow
 def test_status_metrics_and_a_client_that_opts_out(
     fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:

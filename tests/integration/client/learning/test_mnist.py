@@ -189,6 +189,7 @@ def stored(root):
     return {path.name: path.read_bytes() for path in (root / "MNIST" / "raw").glob("t*")}
 
 
+@pytest.mark.slow
 def test_fetches_from_the_first_mirror(tmp_path, serve):
     first, second = serve(right, right)
     lines = []

@@ -52,6 +52,7 @@ def test_ranks_are_reversed_from_their_round_on() -> None:
     assert np.array_equal(np.sort(world.round(12).round_trip_time_s), np.sort(plain))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"drift": 0.7}, {"daily": 0.6}])
 def test_speeds_swing_about_their_means(settings: dict[str, float]) -> None:
     world = NonstationaryEnvironment(**SHARED, period=100, **settings)

@@ -240,6 +240,7 @@ def test_what_cannot_be_described_is_refused() -> None:
         describe(lambda: None)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_computed_again_whatever_is_wrong_with_it(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "jobs"
     run_jobs(jobs(log, 1), folder, num_processes=1)
@@ -254,6 +255,7 @@ def test_a_damaged_file_is_computed_again_whatever_is_wrong_with_it(tmp_path: Pa
         assert found is None or found.keys() == {"values", "seed"}
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     program = (
         "import sys; from flower_scheduling.simulation.cli import main\n"
