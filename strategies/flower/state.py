@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -107,8 +108,7 @@ def _restored(value: Any) -> Any:
         if value.keys() == {_RECORD}:
             return ArrayRecord({key: Array(array) for key, array in value[_RECORD].items()})
         if value.keys() == {_TENSOR}:
-            import torch  # as the strategy that has made it did
-
+            torch: Any = sys.modules["torch"]  # the strategy was built anew, by code that needs it
             return torch.from_numpy(np.array(value[_TENSOR]))
         if value.keys() == {_BY_NUMBER}:
             return {int(key): _restored(item) for key, item in value[_BY_NUMBER]}

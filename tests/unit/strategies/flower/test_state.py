@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -61,3 +64,19 @@ def test_what_cannot_be_saved_is_named() -> None:
     strategy.secret = [1, {"a": object()}]  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"FedAvg.secret\[1\]\['a'\] = 'a object'"):
         strategy_state(strategy)
+
+
+def test_tensors_and_mappings_by_number_come_back() -> None:
+    class Mine(FedAvg):
+        def __init__(self) -> None:
+            super().__init__()
+            self.best: Any = None
+            self.nodes: Any = {}
+
+    strategy = Mine()
+    strategy.best = {"w": torch.tensor([[1.0, 2.0]], requires_grad=True)}
+    strategy.nodes = {17: 0, 18: 1}
+    other = Mine()
+    load_strategy_state(other, strategy_state(strategy))
+    assert torch.equal(other.best["w"], torch.tensor([[1.0, 2.0]]))
+    assert other.nodes == {17: 0, 18: 1}
