@@ -17,7 +17,7 @@ from flower_scheduling.simulation.program import program_name
     [
         ("/usr/bin/flower-simulation", None, "flower-simulation"),
         ("C:\\bin\\flower-simulation.exe", None, "flower-simulation"),
-        ("/work/simulation/__main__.py", "simulation.__main__", "python -m simulation"),
+        ("/checkout/simulation/__main__.py", "simulation.__main__", "python -m simulation"),
         (
             "/site-packages/flower_scheduling/simulation/__main__.py",
             "flower_scheduling.simulation.__main__",
