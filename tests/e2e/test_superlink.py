@@ -212,7 +212,7 @@ def assert_it_learns(log: str) -> None:
     losses = [float(text) for text in re.findall(r"round \d: loss (\d+\.\d+)", log)]
     assert len(losses) == 4, log
     assert losses[-1] < 0.5 * losses[0], "three rounds of FedProx learn the curve"
-    assert "cs-ucb-q, 2 clients per round" in log
+    assert "Scheduling: cs-ucb-q, N = 2, deadline 60 s" in log
 
 
 @pytest.mark.slow
