@@ -32,14 +32,13 @@ from flwr.clientapp import ClientApp
 from flower_scheduling._flwr import (
     ErrorCode,
     ProtoRecordDict,
-    message_to_proto,
     recorddict_from_proto,
     recorddict_to_proto,
 )
 from flower_scheduling.errors import SchedulingError
 
 from .wire import frames as wire
-from .wire.arrays import read_message
+from .wire.packing import pack, unpack
 
 __all__ = ["LOGGER", "AppRunner", "Worker", "encodable"]
 
@@ -64,8 +63,7 @@ class AppRunner:
     node_config : dict
         Flower's node configuration.
     max_message_bytes : int
-        Largest frame that this client may send [bytes].
-
+        Largest message that this client may send [bytes].
     kept_state : bytes
         What :meth:`kept_state` returned before a restart.
 
@@ -90,13 +88,13 @@ class AppRunner:
         self._last_error = ""
         self.answered = 0
 
-    def answer(self, work: wire.Work, welcome: wire.Welcome) -> bytes | None:
-        """Return the frame of the reply to a message.
+    def answer(self, work: wire.Work, welcome: wire.Welcome) -> wire.Packed | None:
+        """Return the reply to a message.
 
-        It carries an error if the app raised. Nothing is returned if the message cannot be read.
+        It is an error if the app raised. Nothing is returned if the message cannot be read.
         """
         try:
-            message = read_message(work.payload)
+            message = unpack(work.payload)
         except Exception as error:  # protobuf and Flower raise many kinds
             LOGGER.error("unreadable message from the server: %s", encodable(str(error)))
             return None
@@ -106,17 +104,22 @@ class AppRunner:
             reply = self._client_app(message, self._context_for(welcome))
             if os.getpid() != process:
                 raise SystemExit
-            frame = _reply_frame(work.message_id, reply)
+            packed = _pack_reply(reply)
         except BaseException as error:  # whatever it is, the message fails and not the client
             if os.getpid() != process:
                 _end_child(error)
             return self._failure(work, error)
-        limit = min(welcome.max_message_bytes, self._max_message_bytes)
-        if len(frame) > limit:
-            reason = f"reply of {len(frame)} bytes: {limit} can be sent at most"
+        if (size := len(packed)) > min(work.max_reply_bytes, self._max_message_bytes):
+            whose, limit = "server", work.max_reply_bytes
+            if self._max_message_bytes < limit:
+                whose, limit = "client", self._max_message_bytes
+            reason = (
+                f"reply of {wire.megabytes(size)} MB, {wire.megabytes(limit)} MB at most "
+                f"(--max-message-mb of the {whose})"
+            )
             LOGGER.error("%s", reason)
-            return _error_frame(work, reason)
-        return frame
+            return _error_reply(work, reason)
+        return packed
 
     def _context_for(self, welcome: wire.Welcome) -> Context:
         """Return the app's context, its state kept from earlier messages of the run."""
@@ -148,11 +151,11 @@ class AppRunner:
             return RecordDict()
         return recorddict_from_proto(ProtoRecordDict.FromString(kept[_RUN_ID.size :]))
 
-    def _failure(self, work: wire.Work, error: BaseException) -> bytes:
-        """Log what the app raised, and return the frame that says so."""
+    def _failure(self, work: wire.Work, error: BaseException) -> wire.Packed:
+        """Log what the app raised, and return the reply that says so."""
         text = _describe(error)
         self._log_error(error, text)
-        return _error_frame(work, text)
+        return _error_reply(work, text)
 
     def _log_error(self, error: BaseException, text: str) -> None:
         if (kind := _unregistered(error)) is not None:
@@ -203,6 +206,7 @@ class Worker:
         while (job := self._next()) is not None:
             assert self._loop is not None
             self._done.append(job())
+            del job  # it holds a message until the next one comes
             # Waking the loop is a system call, at which the two threads trade places. It is not
             # needed if the loop has yet to take an earlier result.
             if len(self._done) == 1:
@@ -227,19 +231,18 @@ def encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _reply_frame(message_id: str, reply: Message) -> bytes:
+def _pack_reply(reply: Message) -> wire.Packed:
     if not isinstance(reply, Message):
         raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
     if reply.has_content():
         _check_dtypes(reply.content)
-    payload = message_to_proto(reply).SerializeToString()
-    return wire.encode(wire.Reply(message_id), payload)
+    return pack(reply)
 
 
-def _error_frame(work: wire.Work, reason: str) -> bytes:
-    message = read_message(work.payload)  # anew: the app may have changed its own
+def _error_reply(work: wire.Work, reason: str) -> wire.Packed:
+    message = unpack(work.payload)  # anew: the app may have changed its own
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
-    return _reply_frame(work.message_id, Message(error, reply_to=message))
+    return pack(Message(error, reply_to=message))
 
 
 def _end_child(error: BaseException) -> NoReturn:

@@ -161,10 +161,9 @@ _tls = click.option(
 @click.option("--insecure", is_flag=True, help="Connect beyond loopback without TLS.")
 @click.option(
     "--max-message-mb",
-    type=click.IntRange(min=1),
-    default=512,
-    show_default=True,
-    help="Largest message [MiB].",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Largest message [MiB] (default: what the server sends and takes).",
 )
 @click.pass_context
 def cli(
@@ -224,6 +223,7 @@ def cli(
     from .app_runner import Worker
     from .main_thread import ClientProcess
     from .stream import StreamClient
+    from .wire.frames import NO_LIMIT
 
     environment = dict(os.environ)
     worker = Worker(name, own_thread=False)
@@ -235,7 +235,7 @@ def cli(
             node_config,
             credentials=credentials,
             own_fault=own_fault,
-            max_message_bytes=max_message_mb << 20,
+            max_message_bytes=(max_message_mb << 20) or NO_LIMIT,
             worker=worker,
             restart_after=restart_after,
             kept_state=take_state(),

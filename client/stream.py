@@ -64,7 +64,7 @@ class StreamClient:
     stay : bool
         Whether to wait for the next server after a goodbye.
     max_message_bytes : int
-        Largest frame [bytes].
+        Largest message [bytes].
     keepalive_s : float
         Pause between two keepalive pings [s]; a dead server is noticed within three times as long.
     max_backoff_s : float
@@ -102,7 +102,7 @@ class StreamClient:
         own_fault: OwnFault | None = None,
         available: bool = True,
         stay: bool = True,
-        max_message_bytes: int = wire.DEFAULT_MAX_MESSAGE_BYTES,
+        max_message_bytes: int = wire.NO_LIMIT,
         keepalive_s: float = DEFAULT_KEEPALIVE_S,
         max_backoff_s: float = 5.0,
         name_in_use_s: float = 20.0,
@@ -128,7 +128,7 @@ class StreamClient:
         self._owns_worker = worker is None
 
         # For the event loop alone.
-        self._in_hand: dict[str, bytes | None] = {}  # message id -> frame of its reply, once done
+        self._in_hand: dict[str, wire.Packed | None] = {}  # message id -> its reply, once done
         self._stream: _Stream | None = None
         self._writes = WriteTasks(LOGGER)
         self._was_connected = False
@@ -258,7 +258,7 @@ class StreamClient:
                 max_message_bytes=self._max_message_bytes,
             )
             try:
-                await stream.write(wire.encode(hello))
+                await stream.write(hello)
                 welcome = await self._read_welcome(stream)
                 if welcome is None:
                     return
@@ -266,9 +266,9 @@ class StreamClient:
                 self._log_connected(welcome)
                 self._forget(welcome.acks)
                 self._shrink(welcome.max_message_bytes)
-                for frame in self._in_hand.values():
-                    if frame is not None:
-                        self._writes.spawn(stream.write(frame))
+                for message_id, reply in self._in_hand.items():
+                    if reply is not None:
+                        self._writes.spawn(stream.write(wire.Reply(message_id, reply)))
                 if self._takes_work != available:
                     self._send_availability()
                 await self._read_frames(stream, welcome)
@@ -282,10 +282,9 @@ class StreamClient:
         return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)
 
     async def _read_welcome(self, stream: _Stream) -> wire.Welcome | None:
-        data = await stream.read()
-        if data is None:
+        frame = await stream.read()
+        if frame is None:
             return None
-        frame = wire.decode(data)
         if isinstance(frame, wire.Refused):
             self._raise_refused(frame)
         if not isinstance(frame, wire.Welcome):
@@ -293,8 +292,7 @@ class StreamClient:
         return frame
 
     async def _read_frames(self, stream: _Stream, welcome: wire.Welcome) -> None:
-        while (data := await stream.read()) is not None:
-            frame = wire.decode(data)
+        while (frame := await stream.read()) is not None:
             if isinstance(frame, wire.Work):
                 self._in_hand[frame.message_id] = None  # first: a client retires with empty hands
                 self._forget(frame.acks)
@@ -307,20 +305,21 @@ class StreamClient:
                 self._raise_refused(frame)
             else:
                 raise WireError(f"{type(frame).__name__} is no frame of a server")
+            del frame  # a model would stay until the next one comes
 
     def _work(self, work: wire.Work, welcome: wire.Welcome) -> Callable[[], None]:
         """Answer a message, in the worker's thread; return what is then due on the event loop."""
-        frame = self._app.answer(work, welcome)
-        return functools.partial(self._finish, work.message_id, frame)
+        reply = self._app.answer(work, welcome)
+        return functools.partial(self._finish, work.message_id, reply)
 
-    def _finish(self, message_id: str, frame: bytes | None) -> None:
+    def _finish(self, message_id: str, reply: wire.Packed | None) -> None:
         """Keep the reply until it is acknowledged, and send it."""
-        if frame is None:
+        if reply is None:
             self._in_hand.pop(message_id, None)
             return
-        self._in_hand[message_id] = frame
+        self._in_hand[message_id] = reply
         if self._stream is not None:
-            self._writes.spawn(self._stream.write(frame))
+            self._writes.spawn(self._stream.write(wire.Reply(message_id, reply)))
         if self._restart_after is not None and self._app.answered >= self._restart_after:
             self._retiring = True
             self._send_availability()
@@ -330,14 +329,14 @@ class StreamClient:
 
         It would end the stream over each of them; an empty one lets it know that the work is over.
         """
-        for message_id, frame in self._in_hand.items():
-            if frame is not None and len(frame) > max_message_bytes:
+        for message_id, reply in self._in_hand.items():
+            if reply is not None and len(reply) > max_message_bytes:
                 LOGGER.error(
-                    "finished reply of %d bytes is dropped: the server takes %d at most",
-                    len(frame),
-                    max_message_bytes,
+                    "finished reply of %s MB is dropped: the server takes %s MB at most",
+                    wire.megabytes(len(reply)),
+                    wire.megabytes(max_message_bytes),
                 )
-                self._in_hand[message_id] = wire.encode(wire.Reply(message_id))
+                self._in_hand[message_id] = wire.Packed()
 
     def _forget(self, message_ids: Sequence[str]) -> None:
         for message_id in message_ids:
@@ -352,7 +351,7 @@ class StreamClient:
 
     def _send_availability(self) -> None:
         if self._stream is not None:
-            frame = wire.encode(wire.Availability(self._takes_work))
+            frame = wire.Availability(self._takes_work)
             self._writes.spawn(self._stream.write(frame))
 
     def _raise_refused(self, frame: wire.Refused) -> NoReturn:
@@ -404,20 +403,20 @@ class _Stream:
         self._max_message_bytes = max_message_bytes
         self._turn = asyncio.Lock()  # gRPC takes one frame at a time
 
-    async def read(self) -> bytes | None:
+    async def read(self) -> wire.Frame | None:
         """Return the next frame, or nothing at the end."""
         return await chunks.read_frame(self._read_chunk, self._max_message_bytes)
 
-    async def write(self, frame: bytes) -> None:
+    async def write(self, frame: wire.Frame) -> None:
         async with self._turn:
-            for chunk in chunks.split(frame):
+            for chunk in chunks.Chunks(wire.buffers(frame)):
                 await self._call.write(chunk)
 
     async def say_goodbye(self) -> None:
         """Send a goodbye, and wait a moment for the server to end the call."""
         try:
             async with asyncio.timeout(_FAREWELL_S):
-                await self.write(wire.encode(wire.Goodbye()))
+                await self.write(wire.Goodbye())
                 await self._call.code()
         except (TimeoutError, *_BROKEN) as error:
             LOGGER.debug("no farewell: %r", error)

@@ -1,4 +1,4 @@
-"""Fast conversion between numpy arrays, Flower's ``Array`` and serialised messages.
+"""Fast conversion between numpy arrays and Flower's ``Array``.
 
 ``Array`` holds the bytes of an ``.npy`` file. Writing and parsing its header takes numpy about
 20 us per array, a fifth of a small client's whole round, though all messages of a model carry
@@ -13,27 +13,17 @@ import math
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from flower_scheduling._flwr import (
-    ProtoArrayRecord,
-    ProtoMessage,
-    array_as,
-    config_record_from_proto,
-    error_from_proto,
-    make_message,
-    metadata_from_proto,
-    metric_record_from_proto,
-    new_array,
-)
+from flower_scheduling._flwr import array_as, new_array
 
-__all__ = ["FastArray", "decode_array", "encode_array", "fast_record", "read_message"]
+__all__ = ["FastArray", "decode_array", "encode_array", "fast_record"]
 
 AnyArray: TypeAlias = NDArray[Any]
-_Fields: TypeAlias = dict[int, "_Fields | int"]
 
 _STYPE: Final = "numpy.ndarray"  # Flower's name for .npy content
+_LARGE_BYTES: Final = 2**20
 _MAGIC: Final = b"\x93NUMPY\x01\x00"  # of .npy 1.0, which numpy writes for plain dtypes
 
 
@@ -72,123 +62,6 @@ def fast_record(record: ArrayRecord) -> ArrayRecord:
     return copy
 
 
-def read_message(data: bytes | memoryview) -> Message:
-    """Read a serialised message, like Flower's ``message_from_proto`` but faster.
-
-    Flower makes every array twice, each time through a constructor with five signatures: three
-    quarters of the time that a small model's message takes.
-
-    Parameters
-    ----------
-    data : bytes or memoryview
-        ``flwr.proto.message_pb2.Message``, serialised.
-
-    Raises
-    ------
-    Exception
-        If the bytes are no message, or one of too many parts; of any kind that protobuf and Flower
-        raise.
-    """
-    if len(data) > _UNCOUNTED_BYTES:
-        _count(memoryview(data), 0, len(data), _PARTS, _MAX_PARTS)
-    proto = ProtoMessage.FromString(data)
-    content = None
-    if proto.HasField("content"):
-        content = RecordDict()
-        for item in proto.content.items:
-            if item.HasField("array_record"):
-                content[item.key] = _array_record(item.array_record)
-            elif item.HasField("metric_record"):
-                content[item.key] = metric_record_from_proto(item.metric_record)
-            elif item.HasField("config_record"):
-                content[item.key] = config_record_from_proto(item.config_record)
-            else:
-                raise ValueError(f"record {item.key!r} is of no known kind")
-    error = error_from_proto(proto.error) if proto.HasField("error") else None
-    return make_message(metadata_from_proto(proto.metadata), content, error)
-
-
-def _array_record(proto: ProtoArrayRecord) -> ArrayRecord:
-    record = ArrayRecord()
-    for item in proto.items:
-        value = item.value
-        record[item.key] = new_array(
-            FastArray,
-            dtype=value.dtype,
-            shape=tuple(value.shape),
-            stype=value.stype,
-            data=value.data,
-        )
-    return record
-
-
-def _count(data: memoryview, begin: int, end: int, fields: _Fields, left: int) -> int:
-    """Count the parts of a serialised message; return how many more there may be.
-
-    Two bytes make an empty part, for which the parser takes 50 bytes and microseconds: a message
-    of 16 MB could take half a gigabyte and half a minute.
-
-    Raises
-    ------
-    ValueError
-        If there are too many.
-    """
-    while begin < end:
-        tag, begin = _varint(data, begin)
-        left -= 1
-        match tag & 7:
-            case 0:
-                _, begin = _varint(data, begin)
-            case 1:
-                begin += 8
-            case 5:
-                begin += 4
-            case 2:
-                size, begin = _varint(data, begin)
-                inner = fields.get(tag >> 3, 0)
-                if isinstance(inner, dict):
-                    left = _count(data, begin, min(begin + size, end), inner, left)
-                elif inner:
-                    left -= size // (inner * _NUMBERS_A_PART)
-                begin += size
-        if left < 0:
-            raise ValueError(f"a message of more than {_MAX_PARTS} parts")
-    return left
-
-
-def _varint(data: memoryview, begin: int) -> tuple[int, int]:
-    """Return a number of protobuf's variable length, and where it ends."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if begin == len(data):
-            break
-        byte = data[begin]
-        begin += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, begin
-    raise ValueError("not a message of protobuf")
-
-
-def _fields(descriptor: Any) -> _Fields:
-    """Return the content of fields by their number.
-
-    A dict for parts, the least bytes of a number for numbers, 0 for text.
-    """
-    fields: _Fields = {}
-    for field in descriptor.fields:
-        sizes = {field.TYPE_DOUBLE: 8, field.TYPE_STRING: 0, field.TYPE_BYTES: 0}
-        inner = field.message_type
-        fields[field.number] = _fields(inner) if inner else sizes.get(field.type, 1)
-    return fields
-
-
-_PARTS: Final = _fields(ProtoMessage.DESCRIPTOR)
-_UNCOUNTED_BYTES: Final = 2**16  # a message of so few cannot take long
-_MAX_PARTS: Final = 100_000  # of one message
-_NUMBERS_A_PART: Final = 10  # numbers of a list that cost as much as a part
-
-
 def encode_array(values: AnyArray) -> FastArray:
     """Convert an array to Flower's ``Array``, like ``Array(values)`` but faster.
 
@@ -203,7 +76,13 @@ def encode_array(values: AnyArray) -> FastArray:
         In C order, whatever the order of ``values``.
     """
     header, dtype = _header(values.dtype, values.shape)
-    data = header + values.tobytes()
+    if values.nbytes < _LARGE_BYTES:
+        data = header + values.tobytes()
+    else:  # one copy instead of two
+        file = io.BytesIO(header)
+        file.seek(len(header))
+        file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        data = file.getvalue()
     return new_array(FastArray, dtype=dtype, shape=values.shape, stype=_STYPE, data=data)
 
 

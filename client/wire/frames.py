@@ -1,9 +1,11 @@
 """The frames of the stream between a fleet server and its clients; both ends import this.
 
 A frame begins with a byte for its kind and the lengths of its two parts. The first part is a
-header in JSON; the second, of :class:`Work` and :class:`Reply` alone, is Flower's own protobuf
-message. Ids are in the header, so that neither end has to parse a model to know what a frame is
-about. :mod:`.chunks` says how a large frame travels.
+header in JSON; the second, of :class:`Work` and :class:`Reply` alone, is a Flower message
+(:class:`Packed`): a table of lengths, Flower's protobuf without the bytes of its arrays, and the
+bytes of each array. Ids are in the header, so that neither end has to parse a model to know what a
+frame is about, and arrays are neither copied nor parsed on their way. :mod:`.chunks` says how a
+large frame travels.
 
     client                          server
     HELLO      ------------------>             its name, and the work it has in hand
@@ -17,6 +19,7 @@ about. :mod:`.chunks` says how a large frame travels.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Mapping
@@ -27,14 +30,15 @@ from typing import Any, Final, TypeAlias
 
 from flower_scheduling.errors import WireError
 
-PROTOCOL_VERSION: Final = 1  # of the frames: ends that differ in it do not talk to each other
+PROTOCOL_VERSION: Final = 2  # of the frames: ends that differ in it do not talk to each other
 
 SERVICE: Final = "flower.scheduling.Fleet"  # gRPC's name of the service
 CONNECT: Final = "Connect"  # its method for clients, a bidirectional stream of frames
 METHOD: Final = f"/{SERVICE}/{CONNECT}"
 STATUS: Final = "Status"  # its method for operators: anything in, the server's state as JSON out
 
-DEFAULT_MAX_MESSAGE_BYTES: Final = 512 * 2**20  # of one frame
+NO_LIMIT: Final = 2**63 - 1  # bytes of a message
+MAX_ARRAYS: Final = 100_000  # of one message
 MAX_NAME_LENGTH: Final = 64  # characters of a client's name
 MAX_ID_LENGTH: Final = 64  # characters of a message's or session's id
 MAX_IDS: Final = 1024  # in one frame: a client's work in hand, or a server's acknowledgements
@@ -73,6 +77,11 @@ def package_version() -> str:
         return "unknown"
 
 
+def megabytes(size: int) -> str:
+    """Return a number of bytes in megabytes, as text."""
+    return f"{size / 2**20:.4g}"
+
+
 def check_name(name: str) -> None:
     """Refuse a text that cannot be a client's name.
 
@@ -89,6 +98,29 @@ def check_name(name: str) -> None:
 
 
 # --- frames ---------------------------------------------------------------------------------------
+
+Buffer: TypeAlias = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A Flower message on its way (:mod:`.packing`).
+
+    Attributes
+    ----------
+    outline : bytes or memoryview
+        ``flwr.proto.message_pb2.Message``, serialised, whose arrays lack their data.
+    arrays : tuple of bytes or memoryview
+        The data of each array, in their order in the outline. If there are none, the outline is
+        the whole message.
+    """
+
+    outline: Buffer = b""
+    arrays: tuple[Buffer, ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return len(self.outline) + sum(map(len, self.arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +139,7 @@ class Hello:
     available : bool
         Whether the client takes work at present.
     max_message_bytes : int
-        Largest frame that the client takes [bytes].
+        Largest message that the client takes [bytes].
     protocol : int
         The client's :data:`PROTOCOL_VERSION`.
     package : str
@@ -118,7 +150,7 @@ class Hello:
     session: str
     work: list[str] = field(default_factory=list)
     available: bool = True
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    max_message_bytes: int = NO_LIMIT
     protocol: int = PROTOCOL_VERSION
     package: str = field(default_factory=package_version)
 
@@ -138,7 +170,7 @@ class Welcome:
     acks : list of str
         Acknowledges the replies to these messages, as :class:`Ack` does.
     max_message_bytes : int
-        Largest frame that the server takes [bytes].
+        Largest message that the server takes, whatever it sent [bytes].
     package : str
         The server's :func:`package_version`.
     """
@@ -147,7 +179,7 @@ class Welcome:
     run_id: int
     run_config: Mapping[str, int | float | bool | str]
     acks: list[str] = field(default_factory=list)
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    max_message_bytes: int = NO_LIMIT
     package: str = field(default_factory=package_version)
 
 
@@ -177,13 +209,16 @@ class Work:
         The message's id, unique over servers and their restarts.
     acks : list of str
         Acknowledges the replies to these messages, as :class:`Ack` does.
-    payload : bytes or memoryview
-        ``flwr.proto.message_pb2.Message``, serialised.
+    max_reply_bytes : int
+        Largest reply that the server takes [bytes].
+    payload : Packed
+        The message.
     """
 
     message_id: str
     acks: list[str] = field(default_factory=list)
-    payload: bytes | memoryview = b""
+    max_reply_bytes: int = NO_LIMIT
+    payload: Packed = Packed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +229,12 @@ class Reply:
     ----------
     message_id : str
         Id of the message that it answers.
-    payload : bytes or memoryview
-        ``flwr.proto.message_pb2.Message``, serialised.
+    payload : Packed
+        The answer; empty if it was given up.
     """
 
     message_id: str
-    payload: bytes | memoryview = b""
+    payload: Packed = Packed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +276,8 @@ _KINDS: Final[dict[type, Kind]] = {
 }
 _FRAMES: Final = {kind: frame for frame, kind in _KINDS.items()}
 _BY_NUMBER: Final = {int(kind): kind for kind in Kind}
-_WITH_PAYLOAD: Final = frozenset((Kind.WORK, Kind.REPLY))
+WITH_PAYLOAD: Final = frozenset((Kind.WORK, Kind.REPLY))
+"""Kinds of frames that carry a message."""
 _TYPES: Final = {
     "int": int,
     "str": str,
@@ -251,6 +287,7 @@ _TYPES: Final = {
 }
 _PAYLOAD: Final = "payload"
 _IDS: Final = frozenset(("message_id", "session"))
+_LIMITS: Final = frozenset(("max_message_bytes", "max_reply_bytes"))
 # Looked up per frame in a busy round, so worked out once. Annotations are texts in this module.
 _HEADER: Final = {
     cls: {item.name: str(item.type) for item in fields(cls) if item.name != _PAYLOAD}
@@ -259,6 +296,10 @@ _HEADER: Final = {
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _from_json: Final = json.JSONDecoder().decode
 _PREFIX: Final = struct.Struct(">BIQ")  # kind, bytes of the header, bytes of the payload
+PREFIX_BYTES: Final = _PREFIX.size
+_COUNTS: Final = struct.Struct(">II")  # of a payload: number of arrays, bytes of the outline
+COUNTS_BYTES: Final = _COUNTS.size
+SIZE_BYTES: Final = 8  # of the length of an array, behind the counts
 _MAX_HEADER_BYTES: Final = {  # of what clients send
     Kind.HELLO: 128 * 2**10,  # room for MAX_IDS ids
     Kind.REPLY: 2**10,
@@ -266,30 +307,29 @@ _MAX_HEADER_BYTES: Final = {  # of what clients send
     Kind.GOODBYE: 2**10,
 }
 _MAX_SERVER_HEADER_BYTES: Final = 2**20  # room for a run's settings
-_MAX_INT: Final = 2**63 - 1
 
 # The most that is read of a stream that has not said hello.
-MAX_HELLO_BYTES: Final = _PREFIX.size + _MAX_HEADER_BYTES[Kind.HELLO]
+MAX_HELLO_BYTES: Final = PREFIX_BYTES + _MAX_HEADER_BYTES[Kind.HELLO]
 
 
-def encode(frame: Frame, *payload: bytes | memoryview) -> bytes:
-    """Return the bytes of a frame.
+def encode(frame: Frame) -> bytes:
+    """Return the bytes of a frame."""
+    return b"".join(buffers(frame))
 
-    Parameters
-    ----------
-    frame : Frame
-        Any frame.
-    *payload : bytes or memoryview
-        Put behind the frame's own payload. Two serialised protobuf messages one after the other
-        are their merger: the content that goes to many clients is serialised once, and put
-        behind each one's metadata.
-    """
+
+def buffers(frame: Frame) -> tuple[Buffer, ...]:
+    """Return the bytes of a frame in parts: all but the arrays, then each array as it is."""
     cls = type(frame)
     header = _to_json({name: getattr(frame, name) for name in _HEADER[cls]}).encode()
-    if isinstance(frame, Work | Reply):
-        payload = (frame.payload, *payload)
-    prefix = _PREFIX.pack(_KINDS[cls], len(header), sum(map(len, payload)))
-    return b"".join((prefix, header, *payload))
+    parts: tuple[Buffer, ...] = ()
+    arrays: tuple[Buffer, ...] = ()
+    if isinstance(frame, Work | Reply) and len(frame.payload):
+        outline, arrays = frame.payload.outline, frame.payload.arrays
+        sizes = struct.pack(f">{len(arrays)}Q", *map(len, arrays))
+        parts = (_COUNTS.pack(len(arrays), len(outline)), sizes, outline)
+    size = sum(map(len, parts)) + sum(map(len, arrays))
+    prefix = _PREFIX.pack(_KINDS[cls], len(header), size)
+    return (b"".join((prefix, header, *parts)), *arrays)
 
 
 def read_prefix(data: bytes) -> tuple[Kind, int, int]:
@@ -305,27 +345,53 @@ def read_prefix(data: bytes) -> tuple[Kind, int, int]:
     WireError
         If no frame begins so.
     """
-    if len(data) < _PREFIX.size:
-        raise WireError(f"frame of {len(data)} bytes: must have {_PREFIX.size} at least")
+    if len(data) < PREFIX_BYTES:
+        raise WireError(f"frame of {len(data)} bytes: must have {PREFIX_BYTES} at least")
     number, header_bytes, payload_bytes = _PREFIX.unpack_from(data)
     kind = _BY_NUMBER.get(number)
     if kind is None:
         raise WireError(f"unknown kind of frame: {number}")
     if header_bytes > _MAX_HEADER_BYTES.get(kind, _MAX_SERVER_HEADER_BYTES):
         raise WireError(f"{kind.name} frame: a header of {header_bytes} bytes is too long")
-    if payload_bytes and kind not in _WITH_PAYLOAD:
+    if payload_bytes and kind not in WITH_PAYLOAD:
         raise WireError(f"{kind.name} frame: a payload of {payload_bytes} bytes, must have none")
-    return kind, header_bytes, _PREFIX.size + header_bytes + payload_bytes
+    return kind, header_bytes, PREFIX_BYTES + header_bytes + payload_bytes
 
 
-def without_payload(data: bytes) -> bytes:
-    """Return the frame that begins with these bytes, header included, without its payload."""
-    kind, header_bytes, _ = read_prefix(data)
-    return _PREFIX.pack(kind, header_bytes, 0) + data[_PREFIX.size : _PREFIX.size + header_bytes]
+def read_counts(counts: Buffer, payload_bytes: int) -> tuple[int, int]:
+    """Return the number of arrays, and the bytes of the outline, from the payload's first bytes.
+
+    Raises
+    ------
+    WireError
+        If no payload of so many bytes begins so.
+    """
+    if len(counts) < COUNTS_BYTES:
+        raise WireError(f"a payload of {len(counts)} bytes is no message")
+    num_arrays, outline_bytes = _COUNTS.unpack_from(counts)
+    if num_arrays > MAX_ARRAYS:
+        raise WireError(f"a message of {num_arrays} arrays, {MAX_ARRAYS} at most")
+    if COUNTS_BYTES + SIZE_BYTES * num_arrays + outline_bytes > payload_bytes:
+        raise WireError(f"a payload of {payload_bytes} bytes is no message")
+    return num_arrays, outline_bytes
+
+
+def read_sizes(sizes: Buffer, arrays_bytes: int) -> tuple[int, ...]:
+    """Return the bytes of each array, from the table of them.
+
+    Raises
+    ------
+    WireError
+        If they are not ``arrays_bytes`` together.
+    """
+    each = struct.unpack(f">{len(sizes) // SIZE_BYTES}Q", sizes)
+    if sum(each) != arrays_bytes:
+        raise WireError(f"arrays of {arrays_bytes} bytes, {sum(each)} promised")
+    return each
 
 
 def decode(data: bytes) -> Frame:
-    """Read a frame; the payload of :class:`Work` and :class:`Reply` is a view, not a copy.
+    """Read a whole frame; the payload of :class:`Work` and :class:`Reply` has views, not copies.
 
     A :class:`Hello` of another protocol version is returned with what could be read of it, so
     that it can be answered.
@@ -338,19 +404,42 @@ def decode(data: bytes) -> Frame:
     kind, header_bytes, length = read_prefix(data)
     if length != len(data):
         raise WireError(f"{kind.name} frame: has {len(data)} bytes, not {length}")
-    end = _PREFIX.size + header_bytes
+    end = PREFIX_BYTES + header_bytes
+    return decode_header(kind, data[PREFIX_BYTES:end], _packed(memoryview(data)[end:]))
+
+
+def decode_header(kind: Kind, header: bytes, payload: Packed = Packed()) -> Frame:
+    """Read a frame of which the payload was read already.
+
+    Raises
+    ------
+    WireError
+        If the bytes are no header of such a frame.
+    """
     try:
-        values = _from_json(data[_PREFIX.size : end].decode())
+        values = _from_json(header.decode())
     except (ValueError, RecursionError):
         raise WireError(f"{kind.name} frame: its header is no JSON") from None
     if not isinstance(values, dict):
         raise WireError(f"{kind.name} frame: its header is no JSON object")
     if kind == Kind.HELLO and values.get("protocol") != PROTOCOL_VERSION:
         return _foreign_hello(values)
-    return _checked(kind, values, memoryview(data)[end:])
+    return _checked(kind, values, payload)
 
 
-def _checked(kind: Kind, values: Mapping[str, Any], payload: memoryview) -> Frame:
+def _packed(payload: memoryview) -> Packed:
+    if not payload:
+        return Packed()
+    num_arrays, outline_bytes = read_counts(payload, len(payload))
+    start = COUNTS_BYTES + SIZE_BYTES * num_arrays
+    end = start + outline_bytes
+    sizes = read_sizes(payload[COUNTS_BYTES:start], len(payload) - end)
+    edges = itertools.accumulate(sizes, initial=end)
+    arrays = tuple(payload[a:b] for a, b in itertools.pairwise(edges))
+    return Packed(payload[start:end], arrays)
+
+
+def _checked(kind: Kind, values: Mapping[str, Any], payload: Packed) -> Frame:
     cls = _FRAMES[kind]
     known: dict[str, Any] = {}
     for name, annotation in _HEADER[cls].items():
@@ -371,10 +460,11 @@ def _checked(kind: Kind, values: Mapping[str, Any], payload: memoryview) -> Fram
     if cls is Work or cls is Reply:
         known[_PAYLOAD] = payload
     frame: Frame = cls(**known)
+    for name in _LIMITS & known.keys():
+        if not 0 < known[name] <= NO_LIMIT:
+            raise WireError(f"{kind.name} frame: {name!r} is out of range")
     if isinstance(frame, Hello):
         check_name(frame.name)
-        if not 0 < frame.max_message_bytes <= _MAX_INT:
-            raise WireError("HELLO frame: 'max_message_bytes' is out of range")
         if frame.package != _printable(frame.package):
             raise WireError("HELLO frame: 'package' is no version")
     return frame
@@ -385,7 +475,7 @@ def _foreign_hello(values: Mapping[str, Any]) -> Hello:
     return Hello(
         name=_printable(values.get("name")),
         session="",
-        protocol=protocol if type(protocol) is int and 0 <= protocol <= _MAX_INT else 0,
+        protocol=protocol if type(protocol) is int and 0 <= protocol <= NO_LIMIT else 0,
         package=_printable(values.get("package")),
     )
 

@@ -109,7 +109,7 @@ def run_fleet(
         on_first_exchange=begin,
         status=status.snapshot,
         max_clients=config.max_clients,
-        max_message_bytes=config.max_message_mb << 20,
+        max_message_bytes=(config.max_message_mb << 20) or None,
     )
     context = Context(
         run_id=grid.run.run_id,

@@ -89,7 +89,9 @@ class FleetConfig(ServerConfig):
         "stream", "stream: our own streams; superlink: Flower's SuperLink and SuperNodes."
     )
     max_clients: int = setting(DEFAULT_MAX_CLIENTS, "Names that are let in, at most.", ge=1)
-    max_message_mb: int = setting(512, "Largest message [MiB].", ge=1)
+    max_message_mb: int = setting(
+        0, "Largest message [MiB]; 0: replies of 512, or of four times what is sent if more.", ge=0
+    )
 
     @model_validator(mode="after")
     def _check_fleet(self) -> Self:

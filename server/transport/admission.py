@@ -89,10 +89,9 @@ class Admission:
         """Read a stream's first frame; return it if its client is admitted, else refuse it."""
         try:
             frame = chunks.read_frame(chunk_reader(context), wire.MAX_HELLO_BYTES)
-            data = await self.pending.first_frame(host_of(context), frame)
-            if data is None:
+            hello = await self.pending.first_frame(host_of(context), frame)
+            if hello is None:
                 return None
-            hello = wire.decode(data)
             if not isinstance(hello, wire.Hello):
                 raise WireError("the first frame is no hello")
         except WireError as error:
@@ -200,7 +199,9 @@ class PendingHandshakes:
 
     def __init__(self, on_timeout: Callable[[str], None]) -> None:
         self._on_timeout = on_timeout
-        self._waiting: dict[str, dict[asyncio.Future[bytes | None], None]] = {}  # by host, in order
+        self._waiting: dict[
+            str, dict[asyncio.Future[wire.Frame | None], None]
+        ] = {}  # by host, in order
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -209,7 +210,9 @@ class PendingHandshakes:
         """Return the number of streams of each host."""
         return {host: len(readings) for host, readings in self._waiting.items()}
 
-    async def first_frame(self, host: str, frame: Awaitable[bytes | None]) -> bytes | None:
+    async def first_frame(
+        self, host: str, frame: Awaitable[wire.Frame | None]
+    ) -> wire.Frame | None:
         """Return the first frame of a stream from ``host``; None if it does not come soon."""
         if len(self) >= _MAX_PENDING:
             self._close_one()
@@ -231,7 +234,7 @@ class PendingHandshakes:
         self._forget(crowded, eldest)
         self._on_timeout(crowded)
 
-    def _forget(self, host: str, reading: asyncio.Future[bytes | None]) -> None:
+    def _forget(self, host: str, reading: asyncio.Future[wire.Frame | None]) -> None:
         readings = self._waiting.get(host, {})
         readings.pop(reading, None)
         if not readings:

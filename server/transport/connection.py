@@ -16,10 +16,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 
+from .send_turns import SendTurns
+
 FAREWELL_S: Final = 1.0
 """Longest wait for a last frame to be written [s]."""
 
-_HEADER_BYTES: Final = 4096  # room for a frame's header
 _AVAILABILITY_S: Final = 1.0  # between two changes of a client's mind: each wakes the scheduler
 _RESERVED_NODE_IDS: Final = 2  # to Flower 0 is no node, and 1 the SuperLink
 
@@ -39,11 +40,15 @@ class Connection:
         gRPC's call.
     hello : Hello
         The client's first frame.
+    turns : SendTurns
+        Those of the server.
     logger : Logger
         Takes the lines about it.
 
     Attributes
     ----------
+    max_message_bytes : int
+        Largest message that the client takes [bytes].
     closing : bool
         The server ends it.
     left : bool
@@ -55,19 +60,24 @@ class Connection:
     """
 
     def __init__(
-        self, context: grpc.aio.ServicerContext, hello: wire.Hello, logger: logging.Logger
+        self,
+        context: grpc.aio.ServicerContext,
+        hello: wire.Hello,
+        turns: SendTurns,
+        logger: logging.Logger,
     ) -> None:
         self.name = hello.name
         self.node_id = node_id_of(hello.name)
         self.session = hello.session
         self.available = hello.available
-        self.max_payload_bytes = hello.max_message_bytes - _HEADER_BYTES
+        self.max_message_bytes = hello.max_message_bytes
         self.closing = False
         self.left = False
         self.stuck = False
         self.num_useless = 0
         self.reader: asyncio.Future[None] | None = None
         self._context = context
+        self._turns = turns
         self._logger = logger
         self._requested: bool | None = None  # availability, until it is applied
         self._applied_s = -math.inf
@@ -78,28 +88,43 @@ class Connection:
         """Whether a frame is on its way."""
         return self._turn.locked()
 
-    async def send(self, frame: bytes, before: Callable[[], bool] = lambda: True) -> None:
+    async def send(
+        self,
+        frame: wire.Frame,
+        before: Callable[[], bool] = lambda: True,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         """Send a frame, if ``before``, called when its turn has come, returns true.
 
-        The stream ends if the client takes nothing for a minute: frames would pile up.
+        ``on_wait`` is called before a large one waits for those of other clients. The stream ends
+        if the client takes nothing for a minute: frames would pile up.
         """
         async with self._turn:
-            if self.stuck or not before():
-                return
+            parts = chunks.Chunks(wire.buffers(frame))
             try:
-                for chunk in chunks.split(frame):
-                    async with asyncio.timeout(chunks.CHUNK_TIMEOUT_S):
-                        await self._context.write(chunk)
+                if parts.is_single:
+                    if not self.stuck and before():
+                        await self._write(next(parts))
+                    return
+                on_wait()
+                async with self._turns.message() as turn:
+                    if not self.stuck and before():
+                        for chunk in parts:
+                            await turn.write(self._write(chunk))
             except TimeoutError:
                 self.stuck = True
                 if self.reader is not None:
                     self.reader.cancel()
 
+    async def _write(self, chunk: bytes) -> None:
+        async with asyncio.timeout(chunks.CHUNK_TIMEOUT_S):
+            await self._context.write(chunk)
+
     async def close(self, farewell: wire.Frame) -> None:
         """Send a last frame that says why, and end the stream."""
         self.closing = True
         try:
-            await asyncio.wait_for(self.send(wire.encode(farewell)), FAREWELL_S)
+            await asyncio.wait_for(self.send(farewell), FAREWELL_S)
         except Exception as error:  # it is half-open, or gone already
             self._logger.debug("no farewell to %s: %r", self.name, error)
         if self.reader is not None:

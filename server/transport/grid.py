@@ -15,11 +15,11 @@ from flwr.app import Message, MessageType, UserConfig
 
 from flower_scheduling._flwr import NodeInfo
 from flower_scheduling.client.wire.calls import DEFAULT_KEEPALIVE_S
-from flower_scheduling.client.wire.frames import DEFAULT_MAX_MESSAGE_BYTES
+from flower_scheduling.client.wire.frames import Packed
 from flower_scheduling.strategies.flower import TIMEOUT, Exchange, OwnGrid
 
 from .admission import DEFAULT_MAX_CLIENTS
-from .messages import Payload, error_reply, exchange_of, pulled_reply, serialise
+from .messages import error_reply, exchange_of, pack_all, pulled_reply
 from .open_files import raise_limit
 from .requests import Request
 from .servicer import FleetServicer
@@ -63,8 +63,9 @@ class StreamGrid(OwnGrid):
     max_clients : int
         Names that are admitted; a client with a further one is refused. Each stays an arm for the
         rest of the run, and without TLS a name costs nothing.
-    max_message_bytes : int
-        Largest frame [bytes].
+    max_message_bytes : int, optional
+        Largest message, in both directions [bytes]. By default a reply may have 512 MiB, or four
+        times what was sent if that is more.
     keepalive_s : float
         Pause between two keepalive pings [s]; a dead peer is noticed within three times as long.
     lost_after_s : float
@@ -90,7 +91,7 @@ class StreamGrid(OwnGrid):
         on_first_exchange: Callable[[], object] | None = None,
         status: Callable[[StreamGrid], Mapping[str, Any]] = lambda grid: {},
         max_clients: int = DEFAULT_MAX_CLIENTS,
-        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        max_message_bytes: int | None = None,
         keepalive_s: float = DEFAULT_KEEPALIVE_S,
         lost_after_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
@@ -183,29 +184,39 @@ class StreamGrid(OwnGrid):
         """Do nothing: streams know no rounds."""
 
     def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
-        """Send the messages; return when all are answered, or at the deadline [s]."""
+        """Send the messages; return when all are answered, or at the deadline.
+
+        A client's time, and its deadline [s], count from when its bytes begin to leave: a large
+        model leaves for one client after the other.
+        """
         self._note_first()
         arrivals: queue.SimpleQueue[Request] = queue.SimpleQueue()
         requests = self._prepare(messages, arrivals)
+        waiting = {request.message_id: request for request, _ in requests}
         exchanges: dict[str, Exchange] = {}
         try:
-            deadline_s = self._servicer.send(requests) + timeout_s
-            while len(exchanges) < len(requests):
+            deadline_s = self._clock() + timeout_s
+            self._servicer.send(requests)
+            while len(exchanges) < len(waiting):
                 left_s = min(max(0.0, deadline_s - self._clock()), _LONGEST_WAIT_S)
                 try:
                     request = arrivals.get(timeout=left_s)
                 except queue.Empty:
-                    if self._clock() >= deadline_s:
+                    now_s = self._clock()
+                    begun_s = (r.begun_s(now_s) for i, r in waiting.items() if i not in exchanges)
+                    # NaN, of those that have not begun, loses against any number.
+                    deadline_s = max(deadline_s, *(begin + timeout_s for begin in begun_s))
+                    if now_s >= deadline_s:
                         break
                     continue
                 # Read now, while others compute; its arrival is stamped already.
-                exchanges[request.message_id] = self._conclude(request, deadline_s)
+                exchanges[request.message_id] = self._conclude(request, timeout_s)
         finally:  # also when interrupted: a reply that comes now is late
             with self._servicer.lock:
-                self._requests.abandon(request for request, _ in requests)
+                self._requests.abandon(waiting.values())
         return [
-            exchanges.get(request.message_id) or self._conclude(request, deadline_s)
-            for request, _ in requests
+            exchanges.get(request.message_id) or self._conclude(request, timeout_s)
+            for request in waiting.values()
         ]
 
     def _note_first(self) -> None:
@@ -295,10 +306,10 @@ class StreamGrid(OwnGrid):
 
     def _prepare(
         self, messages: Iterable[Message], arrivals: queue.SimpleQueue[Request] | None
-    ) -> list[tuple[Request, Payload]]:
+    ) -> list[tuple[Request, Packed]]:
         """Return the requests for these messages, and the bytes to send."""
         requests = []
-        for message, payload in serialise(messages, self._message_ids):
+        for message, payload in pack_all(messages, self._message_ids):
             metadata = message.metadata
             expires_s = self._clock() + metadata.ttl
             request = Request(
@@ -307,8 +318,8 @@ class StreamGrid(OwnGrid):
             requests.append((request, payload))
         return requests
 
-    def _conclude(self, request: Request, deadline_s: float) -> Exchange:
-        if request.arrived_s > deadline_s:
+    def _conclude(self, request: Request, timeout_s: float) -> Exchange:
+        if request.arrived_s - request.sent_s > timeout_s:
             with self._servicer.lock:
                 self._requests.discard_late(request)
         return exchange_of(request)

@@ -1,22 +1,15 @@
-"""Flower's messages as the bytes that streams carry, and back."""
+"""Flower's messages as streams carry them, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final, TypeAlias
+from typing import Final
 
 from flwr.app import Error, Message
 
-from flower_scheduling._flwr import (
-    ErrorCode,
-    ProtoMessage,
-    message_to_proto,
-    metadata_to_proto,
-    recorddict_to_proto,
-    set_message_id,
-    set_source,
-)
-from flower_scheduling.client.wire.arrays import read_message
+from flower_scheduling._flwr import ErrorCode, set_message_id, set_source
+from flower_scheduling.client.wire.frames import Packed
+from flower_scheduling.client.wire.packing import pack, pack_content, unpack
 from flower_scheduling.strategies.flower import TIMEOUT, Exchange
 
 from .requests import Request
@@ -26,26 +19,20 @@ UNREADABLE: Final = "unreadable reply"
 
 _MAX_REASON_LENGTH: Final = 200  # of what is wrong with an unreadable reply
 
-Payload: TypeAlias = tuple[bytes, bytes]
-"""A serialised message in two parts, of which the second may belong to several messages."""
 
-
-def serialise(
+def pack_all(
     messages: Iterable[Message], message_ids: Iterator[str]
-) -> Iterator[tuple[Message, Payload]]:
-    """Give messages their ids and serialise them; equal content is serialised once."""
-    contents: dict[int, bytes] = {}
+) -> Iterator[tuple[Message, Packed]]:
+    """Give messages their ids and pack them; equal content is packed once."""
+    contents: dict[int, Packed] = {}
     for message in messages:
         set_message_id(message, next(message_ids))
-        if not message.has_content():
-            yield message, (message_to_proto(message).SerializeToString(), b"")
-            continue
-        content = contents.get(id(message.content))
-        if content is None:
-            proto = ProtoMessage(content=recorddict_to_proto(message.content))
-            contents[id(message.content)] = content = proto.SerializeToString()
-        head = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-        yield message, (head.SerializeToString(), content)
+        content = None
+        if message.has_content():
+            content = contents.get(id(message.content))
+            if content is None:
+                contents[id(message.content)] = content = pack_content(message.content)
+        yield message, pack(message, content)
 
 
 def exchange_of(request: Request) -> Exchange:
@@ -81,7 +68,7 @@ def _read(request: Request) -> tuple[Message | None, str | None]:
     if request.reply is None:
         return None, request.failure
     try:
-        reply = read_message(request.reply)
+        reply = unpack(request.reply)
     except Exception as error:  # protobuf and Flower raise many kinds over what a client may send
         text = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
         return None, f"{UNREADABLE}: {text}"

@@ -41,9 +41,12 @@ class Request:
     abandoned : bool
         The caller waits no longer, but the client still works on it.
     sent_s, arrived_s : float
-        When the message was written and when its reply came, on the server's clock [s]; NaN before.
-    reply : bytes, memoryview or None
-        The reply, serialised.
+        When the message began to leave and when its reply had come, on the server's clock [s]; NaN
+        before.
+    waiting_s : float
+        Since when it waits for the server, which sends to other clients [s]; NaN if it does not.
+    reply : Packed or None
+        The reply, as it came.
     failure : str or None
         Why there is no reply.
     """
@@ -56,7 +59,8 @@ class Request:
     abandoned: bool = False
     sent_s: float = math.nan
     arrived_s: float = math.nan
-    reply: bytes | memoryview | None = None
+    waiting_s: float = math.nan
+    reply: wire.Packed | None = None
     failure: str | None = None
 
     @property
@@ -64,12 +68,23 @@ class Request:
         """Whether a reply or a failure is there."""
         return self.reply is not None or self.failure is not None
 
+    def wait(self, now_s: float) -> None:
+        """Note that the message waits for the server from now on: that is not the client's time."""
+        self.waiting_s = now_s
+
     def stamp(self, now_s: float) -> bool:
-        """Note that the message is written now; False if it was settled before its turn."""
+        """Note that the message leaves now; False if it was settled before its turn."""
         if self.settled:
             return False
+        if not math.isnan(self.waiting_s):
+            self.expires_s += now_s - self.waiting_s
+            self.waiting_s = math.nan
         self.sent_s = now_s
         return True
+
+    def begun_s(self, now_s: float) -> float:
+        """Return from when its deadline counts [s]; NaN if it has neither left nor waits."""
+        return now_s if not math.isnan(self.waiting_s) else self.sent_s
 
 
 class RequestTable:
@@ -144,7 +159,7 @@ class RequestTable:
         self,
         request: Request,
         *,
-        reply: bytes | memoryview | None = None,
+        reply: wire.Packed | None = None,
         failure: str | None = None,
         arrived_s: float = math.nan,
     ) -> None:
@@ -158,7 +173,7 @@ class RequestTable:
             request.arrivals.put(request)
 
     def settle_reply(
-        self, node_id: int, message_id: str, reply: bytes | memoryview, arrived_s: float
+        self, node_id: int, message_id: str, reply: wire.Packed, arrived_s: float
     ) -> bool:
         """Settle the request that a client's reply answers; tell whether there is one."""
         request = self._open.get(message_id)

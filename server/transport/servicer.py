@@ -22,6 +22,7 @@ import grpc
 from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks, chunk_reader
+from flower_scheduling.client.wire.frames import Packed, megabytes
 from flower_scheduling.errors import WireError
 from flower_scheduling.strategies.flower import UNDELIVERABLE, RateLimitedLog
 
@@ -29,8 +30,9 @@ from .admission import Admission
 from .connection import Connection, is_server
 from .connection_log import ConnectionLog
 from .loop_logger import LoopLogger
-from .messages import Payload
+from .message_limit import MessageLimit
 from .requests import Request, RequestTable
+from .send_turns import SendTurns
 
 _FREE_FRAMES: Final = 100  # without use, before a client's next ones are read slowly
 _PAUSE_S: Final = 0.02  # after each of those: the client shares the loop with others
@@ -57,6 +59,8 @@ class FleetServicer:
         The event loop's log.
     lock : Lock
         Guards ``requests`` and ``admission.connections``.
+    limit : MessageLimit
+        How large messages may be.
     requests : RequestTable
         Messages that are with clients.
     admission : Admission
@@ -75,7 +79,7 @@ class FleetServicer:
         is_denied: Callable[[str], bool],
         refresh_denied: Callable[[], object],
         max_clients: int,
-        max_message_bytes: int,
+        max_message_bytes: int | None,
         lost_after_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -83,7 +87,6 @@ class FleetServicer:
         self._run_config = run_config
         self._secure = secure
         self._status = status
-        self._max_message_bytes = max_message_bytes
         self._lost_after_s = lost_after_s
         self._clock = clock
 
@@ -91,6 +94,8 @@ class FleetServicer:
         self._warnings = RateLimitedLog(clock, self.logger)
         self._connection_log = ConnectionLog(clock, self.logger)
         self._writes = WriteTasks(self.logger)
+        self._turns = SendTurns()
+        self.limit = MessageLimit(max_message_bytes)
         self.lock = threading.Lock()
         self.changed = threading.Event()
         self.requests = RequestTable(clock, on_free=self.changed.set)
@@ -109,36 +114,34 @@ class FleetServicer:
 
     # -- from any thread ------------------------------------------------------------------------
 
-    def send(self, requests: Sequence[tuple[Request, Payload]]) -> float:
-        """Hand messages to the event loop; return the time of that [s].
+    def send(self, requests: Sequence[tuple[Request, Packed]]) -> None:
+        """Hand messages to the event loop; those that cannot be delivered are settled at once.
 
-        Those that cannot be delivered are settled at once.
+        Raises
+        ------
+        ConfigError
+            If one is larger than the server's own bound.
         """
-        accepted = []
-        begin_s = self._clock()
+        self.limit.note_sent(max((len(payload) for _, payload in requests), default=0))
+        writes = []
         with self.lock:
             for request, payload in requests:
                 connection = self.admission.connections.get(request.node_id)
                 if connection is None:
                     self.requests.settle(request, failure=UNDELIVERABLE)
-                elif (size := sum(map(len, payload))) > connection.max_payload_bytes:
-                    self._warnings.log(
-                        "message too large",
-                        connection.name,
-                        f"{connection.name} takes messages of {connection.max_payload_bytes} "
-                        f"bytes at most, one has {size}",
+                elif (size := len(payload)) > connection.max_message_bytes:
+                    why = (
+                        f"a message of {megabytes(size)} MB, the client takes "
+                        f"{megabytes(connection.max_message_bytes)} MB (its --max-message-mb)"
                     )
-                    self.requests.settle(request, failure=UNDELIVERABLE)
+                    self.requests.settle(request, failure=f"{UNDELIVERABLE}: {why}")
                 else:
-                    accepted.append((connection, request, self.requests.open(request), payload))
-        writes = [
-            (connection, request, wire.encode(wire.Work(request.message_id, acks), *payload))
-            for connection, request, acks, payload in accepted
-        ]
-        with self.lock:
+                    acks = self.requests.open(request)
+                    limit = self.limit.reply_bytes
+                    work = wire.Work(request.message_id, acks, limit, payload)
+                    writes.append((connection, request, work))
             if self._loop is not None:  # else it was stopped meanwhile
                 self._loop.call_soon_threadsafe(self._write_all, writes)
-        return begin_s
 
     # -- on the event loop: begin and end -------------------------------------------------------
 
@@ -188,7 +191,7 @@ class FleetServicer:
         hello = await self.admission.admit(context)
         if hello is None:
             return
-        connection = Connection(context, hello, self.logger)
+        connection = Connection(context, hello, self._turns, self.logger)
         with self.lock:
             acks = self.requests.take_acknowledgements(connection.node_id)
         welcome = wire.Welcome(
@@ -196,7 +199,7 @@ class FleetServicer:
             run_id=self._run_id(),
             run_config=self._run_config,
             acks=acks,
-            max_message_bytes=self._max_message_bytes,
+            max_message_bytes=self.limit.reply_bytes,
         )
 
         def register() -> bool:  # work may be sent from now on, and waits until the welcome is out
@@ -204,7 +207,7 @@ class FleetServicer:
             return True
 
         try:
-            await connection.send(wire.encode(welcome), register)
+            await connection.send(welcome, register)
             if connection.closing or connection.stuck:  # closing: it is replaced already
                 return
             connection.reader = asyncio.ensure_future(self._read_frames(connection, context))
@@ -255,11 +258,10 @@ class FleetServicer:
 
         read = chunk_reader(context)
         while True:
-            data = await chunks.read_frame(read, self._max_message_bytes, is_wanted)
+            frame = await chunks.read_frame(read, self.limit.reply_bytes, is_wanted)
             now_s = self._clock()
-            if data is None:
+            if frame is None:
                 return
-            frame = wire.decode(data)
             useful = False
             if isinstance(frame, wire.Reply):
                 useful = self._take_reply(connection, frame, now_s)
@@ -273,6 +275,7 @@ class FleetServicer:
                 return
             else:
                 raise WireError(f"{type(frame).__name__} is no frame of a client")
+            del frame  # a model would stay until the next one comes
             if not useful:
                 connection.num_useless += 1
                 if connection.num_useless > _FREE_FRAMES:
@@ -310,11 +313,13 @@ class FleetServicer:
                 loop.call_later(_ACK_DELAY_S, self._acknowledge, node_id, first)
                 return
             acks = self.requests.take_acknowledgements(node_id)
-        self._writes.spawn(connection.send(wire.encode(wire.Ack(acks))))
+        self._writes.spawn(connection.send(wire.Ack(acks)))
 
-    def _write_all(self, writes: Sequence[tuple[Connection, Request, bytes]]) -> None:
-        for connection, request, frame in writes:
-            self._writes.spawn(self._write(connection, request, frame))
+    def _write_all(self, writes: Sequence[tuple[Connection, Request, wire.Work]]) -> None:
+        for connection, request, work in writes:
+            self._writes.spawn(self._write(connection, request, work))
 
-    async def _write(self, connection: Connection, request: Request, frame: bytes) -> None:
-        await connection.send(frame, lambda: request.stamp(self._clock()))
+    async def _write(self, connection: Connection, request: Request, work: wire.Work) -> None:
+        await connection.send(
+            work, lambda: request.stamp(self._clock()), lambda: request.wait(self._clock())
+        )

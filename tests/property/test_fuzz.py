@@ -23,14 +23,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
-from flwr.common.serde import message_to_proto
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
 from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.client.wire.arrays import read_message
+from flower_scheduling.client.wire.packing import pack, unpack
 from flower_scheduling.errors import ConfigError, InvalidReplyError, UnknownPolicyError, WireError
 from flower_scheduling.server.runs.round_lines import parse_round
 from flower_scheduling.server.runs.totals import RunTotals
@@ -85,8 +84,8 @@ FRAMES: list[wire.Frame] = [
     wire.Hello("dev-1", "s" * 32, ["m-1", "m-2"]),
     wire.Welcome(2**62, 1, {"lr": 0.1, "iid": True}, ["m-0"]),
     wire.Refused(wire.Refusal.DENIED, "it is on the deny list"),
-    wire.Work("m-1", ["m-0"], b"payload" * 20),
-    wire.Reply("m-1", b"payload" * 20),
+    wire.Work("m-1", ["m-0"], 2**30, wire.Packed(b"outline" * 20, (b"array" * 9, b"", b"x"))),
+    wire.Reply("m-1", wire.Packed(b"outline" * 20)),
     wire.Ack(["m-1"]),
     wire.Availability(True),
     wire.Goodbye(),
@@ -152,7 +151,16 @@ JSON = st.recursive(
     max_leaves=4,
 )
 KEYS = ["name", "session", "work", "available", "max_message_bytes", "protocol", "package"]
-KEYS += ["node_id", "run_id", "run_config", "acks", "code", "reason", "message_id"]
+KEYS += [
+    "max_reply_bytes",
+    "node_id",
+    "run_id",
+    "run_config",
+    "acks",
+    "code",
+    "reason",
+    "message_id",
+]
 
 
 @fuzz(800)
@@ -173,21 +181,23 @@ def test_any_header_is_read_or_refused(
     st.sampled_from([0, 5, 2**16, 2**17, 2**29, 2**63, 2**64 - 1]),
     st.lists(st.sampled_from([0, 1, 100, 2**16, 2**16 + 1, 2**18]), max_size=8),
     st.binary(max_size=100),
+    st.booleans(),
 )
 def test_any_stream_gives_frames_or_ends(
-    kind: int, header_bytes: int, payload_bytes: int, sizes: list[int], first: bytes
+    kind: int, header_bytes: int, payload_bytes: int, sizes: list[int], first: bytes, wanted: bool
 ) -> None:
     begin = struct.pack(">BIQ", kind, header_bytes, payload_bytes) + first
-    left = [begin.ljust(chunks.CHUNK_BYTES, b" "), *map(bytes, sizes)]
+    left = [begin.ljust(chunks.MIN_CHUNK_BYTES, b" "), *map(bytes, sizes)]
     total = sum(map(len, left))
 
     async def read() -> bytes | None:
         return left.pop(0) if left else None
 
     async def read_all() -> None:
-        while (data := await chunks.read_frame(read, 2**29, lambda i: False)) is not None:
-            assert len(data) <= total
-            check_frame(data)
+        while (frame := await chunks.read_frame(read, 2**29, lambda i: wanted)) is not None:
+            if isinstance(frame, wire.Work | wire.Reply):
+                assert len(frame.payload) <= total
+            check_frame(wire.encode(frame))
 
     try:
         with bounded_time():
@@ -196,10 +206,43 @@ def test_any_stream_gives_frames_or_ends(
         assert_one_line(error)
 
 
+REPLY_HEADER = b'{"message_id":"m-1"}'
+
+
+@fuzz(1500)
+@given(
+    st.integers(0, 4),
+    st.sampled_from([0, 5, 2**16, 2**20]),
+    st.lists(st.sampled_from([0, 1, 2**16, 2**17, 2**29, 2**63, 2**64 - 1]), max_size=5),
+    st.integers(-9, 9) | st.sampled_from([2**16, 2**29]),
+    st.lists(st.sampled_from([2**16, 2**16 + 1, 2**18]), max_size=8),
+    st.booleans(),
+)
+def test_any_table_of_arrays_is_read_or_refused(
+    more: int, outline: int, sizes: list[int], lie: int, parts: list[int], wanted: bool
+) -> None:
+    table = struct.pack(f">II{len(sizes)}Q", len(sizes) + more, outline, *sizes)
+    size = min(max(0, len(table) + outline + sum(sizes) + lie), 2**64 - 1)
+    begin = struct.pack(">BIQ", wire.Kind.REPLY, len(REPLY_HEADER), size) + REPLY_HEADER + table
+    left = [begin.ljust(chunks.MIN_CHUNK_BYTES, b" "), *map(bytes, parts)]
+
+    async def read() -> bytes | None:
+        return left.pop(0) if left else None
+
+    try:
+        with bounded_time():
+            frame = asyncio.run(chunks.read_frame(read, 2**29, lambda i: wanted))
+    except WireError as error:
+        assert_one_line(error)
+        return
+    if frame is not None:
+        check_frame(wire.encode(frame))
+
+
 # --- replies --------------------------------------------------------------------------------------
 
 
-def a_reply() -> bytes:
+def a_reply() -> wire.Packed:
     arrays = ArrayRecord(
         {
             "weight": Array(np.ones((2, 3), "f4")),
@@ -213,7 +256,7 @@ def a_reply() -> bytes:
         "timing": ConfigRecord({"compute-s": 0.1, "who": "dev-1", "raw": b"\x00\x01"}),
     }
     metadata = Metadata(1, "m-2", 7, 1, "m-1", "", 1.0, 60.0, "train")
-    return message_to_proto(make_message(metadata, RecordDict(records))).SerializeToString()
+    return pack(make_message(metadata, RecordDict(records)))
 
 
 REPLY = a_reply()
@@ -245,27 +288,34 @@ def check_reply(message: Message) -> None:
         json.dumps(vote.state())
 
 
-def check_serialised(data: bytes) -> None:
+def check_packed(packed: wire.Packed) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's and Python's about what stands in a header
         try:
             with bounded_time():
-                message = read_message(data)
+                message = unpack(packed)
         except Exception:  # documented: whatever protobuf and Flower raise
             return
         check_reply(message)
 
 
 @fuzz(2000)
-@given(EDITS)
-def test_any_damaged_reply_is_used_or_refused(edits: list[Edit]) -> None:
-    check_serialised(mutate(REPLY, edits))
+@given(EDITS, st.sampled_from(range(-1, 4)), EDITS)
+def test_any_damaged_reply_is_used_or_refused(
+    edits: list[Edit], which: int, array_edits: list[Edit]
+) -> None:
+    arrays = list(REPLY.arrays)
+    if 0 <= which < len(arrays):
+        arrays[which] = mutate(bytes(arrays[which]), array_edits)
+    elif which > 0:
+        arrays.append(b"one more")
+    check_packed(wire.Packed(mutate(bytes(REPLY.outline), edits), tuple(arrays)))
 
 
 @fuzz(600)
 @given(st.binary(max_size=200), st.integers(1, 2000))
 def test_any_bytes_are_a_reply_or_refused(data: bytes, times: int) -> None:
-    check_serialised(data * times)
+    check_packed(wire.Packed(data * times))
 
 
 DTYPES = ["f2", "f4", "f8", "g", ">f4", "c8", "?", "i1", "u8", "m8[s]", "M8[s]", "U3", "S2", "V4"]

@@ -7,12 +7,11 @@ from typing import Any
 
 import grpc
 from flwr.app import Message, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from waiting import PATIENCE_S
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import channel_options
+from flower_scheduling.client.wire.packing import pack, unpack
 
 
 class RawClient:
@@ -34,7 +33,7 @@ class RawClient:
     def read_work(self) -> tuple[wire.Work, Message]:
         frame = self.read()
         assert isinstance(frame, wire.Work)
-        return frame, message_from_proto(ProtoMessage.FromString(frame.payload))
+        return frame, unpack(frame.payload)
 
     def refusal(self) -> wire.Refused:
         """Read until the server refuses."""
@@ -45,7 +44,7 @@ class RawClient:
 
     def answer(self, frame_id: str, message: Message) -> None:
         reply = Message(RecordDict(), reply_to=message)
-        self.send(wire.Reply(frame_id, message_to_proto(reply).SerializeToString()))
+        self.send(wire.Reply(frame_id, pack(reply)))
 
     def close(self) -> None:
         self._outbox.put(None)

@@ -13,12 +13,12 @@ from flower_scheduling.client.wire import frames as wire
 __all__ = ["main"]
 
 _write = flower_scheduling.client.stream._Stream.write
-_said: deque[bytes] = deque(maxlen=20)
+_said: deque[wire.Frame] = deque(maxlen=20)
 
 
-async def _write_again(self: Any, frame: bytes) -> None:
+async def _write_again(self: Any, frame: wire.Frame) -> None:
     await _write(self, frame)
-    if frame[0] == wire.Kind.REPLY:
+    if isinstance(frame, wire.Reply):
         _said.append(frame)
         await _write(self, frame)
         await _write(self, random.choice(_said))

@@ -26,7 +26,8 @@ from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.client.learning.training import evaluate, train
 from flower_scheduling.client.settings import ClientSettings, TrainRequest
 from flower_scheduling.client.wire import protocol
-from flower_scheduling.client.wire.arrays import read_message
+from flower_scheduling.client.wire.frames import Packed
+from flower_scheduling.client.wire.packing import pack, unpack
 from flower_scheduling.errors import ClientConfigError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("mnist", "task_identity")
@@ -331,7 +332,7 @@ def test_messages_are_read_as_flower_reads_them() -> None:
     ):
         data = message_to_proto(message).SerializeToString()
         flowers = message_from_proto(ProtoMessage.FromString(data))
-        ours = read_message(memoryview(data))
+        ours = unpack(pack(message))
         assert ours.metadata == flowers.metadata
         assert ours.has_error() == flowers.has_error()
         if message.has_error():
@@ -340,4 +341,4 @@ def test_messages_are_read_as_flower_reads_them() -> None:
         assert list(ours.content) == list(flowers.content)
         assert message_to_proto(ours).SerializeToString() == data
     with pytest.raises(Exception, match="parsing"):
-        read_message(b"garbage")
+        unpack(Packed(b"garbage"))

@@ -19,7 +19,7 @@ from flwr.common.serde import message_to_proto
 from flower_scheduling.client.app_runner import LOGGER, AppRunner, encodable
 from flower_scheduling.client.stream import StreamClient
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.client.wire.arrays import read_message
+from flower_scheduling.client.wire.packing import unpack
 from flower_scheduling.errors import ClientConfigError, ConnectionRefused
 
 WELCOME = wire.Welcome(node_id=7, run_id=1, run_config={})
@@ -44,11 +44,9 @@ def log(tmp_path: Path) -> Iterator[Path]:
 def answer(runner: AppRunner, welcome: wire.Welcome = WELCOME) -> Message:
     metadata = Metadata(1, "m-1", 1, 7, "", "", 0.0, 60.0, "train")
     data = message_to_proto(make_message(metadata, RecordDict())).SerializeToString()
-    frame = runner.answer(wire.Work("m-1", payload=data), welcome)
-    assert frame is not None
-    reply = wire.decode(frame)
-    assert isinstance(reply, wire.Reply)
-    return read_message(reply.payload)
+    reply = runner.answer(wire.Work("m-1", payload=wire.Packed(data)), welcome)
+    assert reply is not None
+    return unpack(reply)
 
 
 def runner_of(error: BaseException) -> AppRunner:
@@ -86,7 +84,7 @@ def test_error_of_the_set_up_has_no_traceback(log: Path) -> None:
 
 
 def test_message_that_cannot_be_read_has_no_answer(log: Path) -> None:
-    work = wire.Work("m-1", payload=b"\xff\xff")
+    work = wire.Work("m-1", payload=wire.Packed(b"\xff\xff"))
     assert runner_of(ValueError()).answer(work, WELCOME) is None
     assert log.read_text().startswith("unreadable message from the server: ")
 

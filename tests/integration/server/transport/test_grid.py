@@ -33,7 +33,6 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_to_proto
 from flwr.serverapp.strategy import FedAvg
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_client import RawClient
@@ -46,6 +45,7 @@ import flower_scheduling.server.transport.servicer
 import flower_scheduling.server.transport.stream_server
 from flower_scheduling.client.stream import StreamClient, Worker, _Stream
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.packing import pack
 from flower_scheduling.errors import ConfigError, ConnectionRefused, VersionMismatch, WireError
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import StreamGrid
@@ -255,13 +255,13 @@ def test_state_is_kept_between_messages(fleet: Fleet) -> None:
     assert counts == [1, 2, 3]
 
 
-def test_the_same_content_is_serialised_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_content_is_packed_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = flower_scheduling.server.transport.messages.recorddict_to_proto
+    real = flower_scheduling.server.transport.messages.pack_content
     monkeypatch.setattr(
         flower_scheduling.server.transport.messages,
-        "recorddict_to_proto",
-        lambda r: calls.append(1) or real(r),
+        "pack_content",
+        lambda content: calls.append(1) or real(content),
     )
     for name in "abc":
         fleet.run(name)
@@ -398,7 +398,10 @@ def test_what_is_too_large_fails_alone(fleet: Fleet) -> None:
     fleet.run("small", max_message_bytes=100_000)
     fleet.run("large")
     small, large = fleet.exchange("small", "large", size=50_000)
-    assert small.failure == UNDELIVERABLE
+    assert small.failure == (
+        f"{UNDELIVERABLE}: a message of 0.191 MB, the client takes 0.09537 MB (its "
+        "--max-message-mb)"
+    )
     assert large.reply is not None
 
     def answer(message: Message, context: Context) -> Message:
@@ -408,7 +411,9 @@ def test_what_is_too_large_fails_alone(fleet: Fleet) -> None:
     fleet.run("talker", echo_app(answer), max_message_bytes=100_000)
     (exchange,) = fleet.exchange("talker")
     assert exchange.reply is not None
-    assert "100000 can be sent at most" in str(exchange.reply.error.reason)
+    assert exchange.reply.error.reason == (
+        "reply of 0.191 MB, 0.09537 MB at most (--max-message-mb of the client)"
+    )
 
 
 def test_replies_that_nobody_asked_for_change_nothing(fleet: Fleet) -> None:
@@ -429,15 +434,17 @@ def test_replies_that_nobody_asked_for_change_nothing(fleet: Fleet) -> None:
     until(lambda: fleet.grid.num_ignored_replies == 3)
 
 
-@pytest.mark.parametrize("payload", [b"\xff\xff\xff", b"", "other"])
-def test_an_unreadable_reply_is_a_failure(fleet: Fleet, payload: bytes | str) -> None:
+@pytest.mark.parametrize(
+    "payload", [wire.Packed(b"\xff\xff\xff"), wire.Packed(), wire.Packed(b"", (b"x",)), None]
+)
+def test_an_unreadable_reply_is_a_failure(fleet: Fleet, payload: wire.Packed | None) -> None:
     raw = fleet.raw("raw")
     assert isinstance(raw.read(), wire.Welcome)
     pending = fleet.begin("raw")
     work, message = raw.read_work()
-    if isinstance(payload, str):  # answers another message inside than outside
+    if payload is None:  # answers another message inside than outside
         message.metadata.__dict__["_message_id"] = "other"
-        payload = message_to_proto(Message(RecordDict(), reply_to=message)).SerializeToString()
+        payload = pack(Message(RecordDict(), reply_to=message))
     raw.send(wire.Reply(work.message_id, payload))
     (exchange,) = pending.result()
     assert exchange.reply is None
@@ -520,7 +527,7 @@ def test_another_protocol_is_refused_on_both_ends(
     fleet.run("a", wait=False)
     error = fleet.error_of("a")
     assert isinstance(error, VersionMismatch)
-    assert "it speaks protocol 0 (version 0.0.1), the server 1" in str(error)
+    assert "it speaks protocol 0 (version 0.0.1), the server 2" in str(error)
     until(lambda: any("it speaks protocol 0" in line for line in said))
 
 
@@ -682,7 +689,7 @@ def test_finished_reply_that_a_new_server_would_not_take_is_dropped(
     fleet.wait_for("a")
     until(lambda: not fleet.grid.busy())
     assert model_of(fleet.exchange("a")[0]) == [1.0] * 4
-    assert [line for line in said if "100000 at most" in line]
+    assert [line for line in said if "the server takes 0.09537 MB at most" in line]
 
 
 def test_work_outlives_a_broken_connection(fleet: Fleet, link: Link) -> None:
@@ -797,7 +804,7 @@ def test_work_of_an_earlier_server_makes_busy_until_it_is_done(fleet: Fleet) -> 
     raw = fleet.raw("a", work=["old-1"])
     assert isinstance(raw.read(), wire.Welcome)
     assert fleet.grid.busy() == {node_id_of("a")}
-    raw.send(wire.Reply("old-1", b"whatever"))
+    raw.send(wire.Reply("old-1", wire.Packed(b"whatever")))
     until(lambda: fleet.grid.busy() == set())
     assert fleet.grid.num_late_replies == 1
 

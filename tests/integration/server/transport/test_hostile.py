@@ -42,7 +42,7 @@ from flower_scheduling.strategies.flower import (
 )
 
 LONG_S = 300.0
-CHUNK = chunks.CHUNK_BYTES
+CHUNK = chunks.MIN_CHUNK_BYTES
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -433,8 +433,9 @@ def test_unreadable_reply_is_one_short_line(town: Town) -> None:
     work = client.read()
     assert isinstance(work, wire.Work)
     client.send(
-        wire.encode(
-            wire.Reply(work.message_id), proto_field(2, proto_field(1, proto_field(1, b"\n" * 500)))
+        wire.Reply(
+            work.message_id,
+            wire.Packed(proto_field(2, proto_field(1, proto_field(1, b"\n" * 500)))),
         )
     )
     thread.join()

@@ -10,11 +10,6 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
-from flwr.app import Message, RecordDict
-from flwr.app.message.message import make_message
-from flwr.app.metadata import Metadata
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
@@ -28,8 +23,9 @@ FRAMES: list[wire.Frame] = [
     wire.Hello("küche 7", "abc", ["m-1", "m-2"], available=False),
     wire.Welcome(2**63 - 1, 1, {"lr": 0.1, "steps": 2, "iid": True, "model": "cnn"}, ["m-0"]),
     wire.Refused(wire.Refusal.DENIED, "it is on the deny list"),
-    wire.Work("m-1", ["m-0"], b"\x00payload"),
-    wire.Reply("m-1", b""),
+    wire.Work("m-1", ["m-0"], 2**30, wire.Packed(b"\x00outline", (b"first", b"", b"third"))),
+    wire.Reply("m-1", wire.Packed(b"outline")),
+    wire.Reply("m-1"),
     wire.Ack(["m-1"]),
     wire.Availability(True),
     wire.Goodbye(),
@@ -65,19 +61,19 @@ def test_every_kind_has_a_frame() -> None:
     assert {wire.encode(frame)[0] for frame in FRAMES} == set(wire.Kind)
 
 
-def test_payload_is_a_view_and_may_come_in_parts() -> None:
-    metadata = Metadata(1, "m-1", 1, 7, "", "", 0.0, 60.0, "train")
-    message = make_message(metadata, content=RecordDict())
-    proto = message_to_proto(message)
-    head = ProtoMessage(metadata=proto.metadata).SerializeToString()
-    content = ProtoMessage(content=proto.content).SerializeToString()
-    frame = wire.decode(wire.encode(wire.Work("m-1"), head, content))
-    assert isinstance(frame, wire.Work)
-    assert isinstance(frame.payload, memoryview)
-    again = message_from_proto(ProtoMessage.FromString(frame.payload))
-    assert isinstance(again, Message)
-    assert again.metadata.message_id == "m-1"
-    assert again.has_content()
+def test_payload_has_views() -> None:
+    frame = wire.decode(wire.encode(wire.Reply("m-1", wire.Packed(b"outline", (b"array",)))))
+    assert isinstance(frame, wire.Reply)
+    assert isinstance(frame.payload.outline, memoryview)
+    assert [type(array) for array in frame.payload.arrays] == [memoryview]
+
+
+def test_arrays_are_not_copied() -> None:
+    array = bytes(1000)
+    first, *arrays = wire.buffers(wire.Work("m-1", payload=wire.Packed(b"outline", (array,))))
+    assert arrays == [array]
+    assert arrays[0] is array
+    assert wire.encode(wire.Work("m-1", payload=wire.Packed(b"outline", (array,)))) == first + array
 
 
 def read(data: bytes) -> wire.Frame | WireError:
@@ -169,28 +165,95 @@ def stream_of(*messages: bytes) -> Callable[[], Awaitable[bytes | None]]:
     return read
 
 
-def test_a_large_frame_travels_in_parts() -> None:
-    small = wire.encode(wire.Goodbye())
-    large = wire.encode(wire.Reply("m-1", bytes(300_000)))
-    assert list(chunks.split(small)) == [small]
-    parts = list(chunks.split(large))
-    assert max(map(len, parts)) == chunks.CHUNK_BYTES
-    read = stream_of(*parts, small)
-    assert asyncio.run(chunks.read_frame(read, len(large))) == large
-    assert asyncio.run(chunks.read_frame(read, len(large))) == small
-    assert asyncio.run(chunks.read_frame(read, len(large))) is None
-    assert asyncio.run(chunks.read_frame(stream_of(*parts[:-1]), len(large))) is None
-    with pytest.raises(WireError, match="must have 300000 at most"):
-        asyncio.run(chunks.read_frame(stream_of(*parts), 300_000))
+LARGE = wire.Reply("m-1", wire.Packed(b"outline", (bytes(200_000), b"", bytes(range(250)) * 4000)))
+
+
+def chunked(frame: wire.Frame) -> list[bytes]:
+    return list(chunks.Chunks(wire.buffers(frame)))
+
+
+def read_all(*messages: bytes, limit: int = 2**21) -> list[wire.Frame | None]:
+    read, frames = stream_of(*messages), list[wire.Frame | None]()
+    while not frames or frames[-1] is not None:
+        frames.append(asyncio.run(chunks.read_frame(read, limit)))
+    return frames
+
+
+def test_a_large_frame_travels_in_chunks() -> None:
+    assert chunked(wire.Goodbye()) == [wire.encode(wire.Goodbye())]
+    parts = chunked(LARGE)
+    assert len(parts) > 3
+    assert b"".join(parts) == wire.encode(LARGE)
+    assert read_all(*parts, wire.encode(wire.Goodbye())) == [LARGE, wire.Goodbye(), None]
+    for end in range(1, len(parts)):
+        assert read_all(*parts[:end]) == [None]
+    with pytest.raises(WireError, match=r"message of 12000\d\d bytes: must have 1200000 at most"):
+        read_all(*parts, limit=1_200_000)
     with pytest.raises(WireError, match="must have 13 at least"):
-        asyncio.run(chunks.read_frame(stream_of(b"x", large), 300_000))
+        read_all(b"x", *parts)
+
+
+@examples(50)
+@given(st.lists(st.integers(0, 300_000), max_size=5), st.integers(0, 200_000))
+def test_arrays_of_any_size_come_back(sizes: list[int], outline_bytes: int) -> None:
+    arrays = tuple(bytes([i + 1]) * size for i, size in enumerate(sizes))
+    frame = wire.Work("m-1", payload=wire.Packed(b"o" * outline_bytes, arrays))
+    parts = chunked(frame)
+    again = read_all(*parts)[0]
+    assert again == frame
+    assert isinstance(again, wire.Work)
+    assert len(parts) == 1 or all(type(array) is bytes for array in again.payload.arrays)
+
+
+def test_chunks_grow_while_the_link_takes_them() -> None:
+    large = wire.Reply("m-1", wire.Packed(b"", (bytes(2**23),)))
+    times_s = iter(
+        [0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 9.0, *(9 + i / 100 for i in range(1, 9))]
+    )
+    parts = chunks.Chunks(wire.buffers(large), clock=lambda: next(times_s))  # it stalls once
+    sizes = [len(next(parts)) // chunks.MIN_CHUNK_BYTES for _ in range(10)]
+    assert sizes == [1, 2, 4, 8, 16, 16, 16, 1, 2, 4]
+    assert chunks.MAX_CHUNK_BYTES == 16 * chunks.MIN_CHUNK_BYTES
 
 
 def test_undersized_chunks_are_refused() -> None:
-    parts = list(chunks.split(wire.encode(wire.Reply("m-1", bytes(300_000)))))
-    for small in (b"", b"x", parts[1][:-1]):
+    parts = chunked(LARGE)
+    for small in (b"", b"x", parts[1][:65535]):
         with pytest.raises(WireError, match=f"a chunk of {len(small)} bytes, must have 65536"):
-            asyncio.run(chunks.read_frame(stream_of(parts[0], small, *parts[1:]), 2**20))
+            read_all(parts[0], small, *parts[1:])
+    with pytest.raises(WireError, match=r"REPLY frame: \d+ bytes too many"):
+        read_all(*parts[:-1], parts[-1] + bytes(1))
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (b"\x00" * 3, "a payload of 3 bytes is no message"),
+        (struct.pack(">II", 100_001, 0), "a message of 100001 arrays, 100000 at most"),
+        (struct.pack(">II", 2, 0), "a payload of 8 bytes is no message"),
+        (struct.pack(">II", 0, 1), "a payload of 8 bytes is no message"),
+        (struct.pack(">IIQ", 1, 0, 7) + b"123456", "arrays of 6 bytes, 7 promised"),
+        (struct.pack(">IIQQ", 2, 0, 2**63, 2**63), "arrays of 0 bytes, 18446744073709551616"),
+    ],
+)
+def test_tables_that_lie_are_refused(payload: bytes, text: str) -> None:
+    header = b'{"message_id":"m-1"}'
+    frame = struct.pack(">BIQ", wire.Kind.REPLY, len(header), len(payload)) + header + payload
+    with pytest.raises(WireError, match=text):
+        wire.decode(frame)
+    # The same in a frame of several chunks.
+    more = struct.pack(">BIQ", wire.Kind.REPLY, len(header), 2**20) + header + payload
+    with pytest.raises(WireError):
+        read_all(more + bytes(2**16), bytes(2**20 + 100))
+
+
+def test_promised_bytes_take_no_memory() -> None:
+    table = struct.pack(">IIQ", 1, 0, 2**40)
+    header = b'{"message_id":"m-1"}'
+    payload = table + bytes(2**16)
+    size = len(table) + 2**40
+    frame = struct.pack(">BIQ", wire.Kind.REPLY, len(header), size) + header + payload
+    assert read_all(frame, limit=2**41) == [None]
 
 
 def test_frame_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,23 +265,22 @@ def test_frame_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(60)
         return None
 
-    parts = list(chunks.split(wire.encode(wire.Reply("m-1", bytes(100_000)))))[:1]
+    parts = chunked(LARGE)[:1]
     with pytest.raises(WireError, match=r"REPLY frame: \d+ bytes are missing"):
-        asyncio.run(chunks.read_frame(read, 2**20))
+        asyncio.run(chunks.read_frame(read, 2**21))
 
 
-def test_payload_that_nobody_wants_is_thrown_away() -> None:
-    large = list(chunks.split(wire.encode(wire.Reply("m-1", bytes(300_000)))))
-    small = wire.encode(wire.Reply("m-2", b"small"))
+def test_payload_that_is_not_wanted_is_dropped() -> None:
+    small = wire.Reply("m-2", wire.Packed(b"small"))
     asked: list[str] = []
-    read = stream_of(*large, small)
+    read = stream_of(*chunked(LARGE), wire.encode(small))
 
     def is_wanted(message_id: str) -> bool:
         return bool(asked.append(message_id))
 
-    data = asyncio.run(chunks.read_frame(read, 2**20, is_wanted=is_wanted))
-    assert data == wire.encode(wire.Reply("m-1"))
-    assert asyncio.run(chunks.read_frame(read, 2**20, is_wanted=is_wanted)) == small
+    frame = asyncio.run(chunks.read_frame(read, 2**21, is_wanted=is_wanted))
+    assert frame == wire.Reply("m-1")
+    assert asyncio.run(chunks.read_frame(read, 2**21, is_wanted=is_wanted)) == small
     assert asked == ["m-1"]
 
 

@@ -1,0 +1,191 @@
+"""Flower's messages as they travel: the outline in protobuf, the bytes of arrays as they are.
+
+Protobuf would copy each array into a message of its own, and again when it is serialised and when
+it is parsed: 20 ms of processor time per megabyte at each end, and no message beyond 2 GiB.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from flower_scheduling._flwr import (
+    ProtoArrayRecord,
+    ProtoMessage,
+    config_record_from_proto,
+    error_from_proto,
+    make_message,
+    message_to_proto,
+    metadata_from_proto,
+    metadata_to_proto,
+    metric_record_from_proto,
+    new_array,
+    recorddict_to_proto,
+)
+
+from .arrays import FastArray
+from .frames import Buffer, Packed
+
+__all__ = ["pack", "pack_content", "unpack"]
+
+_Fields: TypeAlias = dict[int, "_Fields | int"]
+
+
+def pack(message: Message, content: Packed | None = None) -> Packed:
+    """Return a message as it travels; its arrays' bytes are shared, not copied.
+
+    Parameters
+    ----------
+    message : Message
+        With content or with an error.
+    content : Packed, optional
+        What :func:`pack_content` returned for its content: many messages may have the same.
+    """
+    if not message.has_content():
+        return Packed(message_to_proto(message).SerializeToString())
+    if content is None:
+        content = pack_content(message.content)
+    head: bytes = ProtoMessage(metadata=metadata_to_proto(message.metadata)).SerializeToString()
+    # Two serialised messages one after the other are their merger to protobuf.
+    return Packed(b"".join((head, content.outline)), content.arrays)
+
+
+def pack_content(content: RecordDict) -> Packed:
+    """Return the content of a message as it travels."""
+    outline = RecordDict()
+    arrays: list[bytes] = []
+    for name, record in content.items():
+        outline[name] = _outline(record, arrays) if isinstance(record, ArrayRecord) else record
+    proto = ProtoMessage(content=recorddict_to_proto(outline))
+    return Packed(proto.SerializeToString(), tuple(arrays))
+
+
+def _outline(record: ArrayRecord, arrays: list[bytes]) -> ArrayRecord:
+    """Return a record without the bytes of its arrays, and add these to ``arrays``."""
+    outline = ArrayRecord()
+    for key, array in record.items():
+        arrays.append(array.data)
+        outline[key] = new_array(
+            Array, dtype=array.dtype, shape=array.shape, stype=array.stype, data=b""
+        )
+    return outline
+
+
+def unpack(packed: Packed) -> Message:
+    """Read a message, like Flower's ``message_from_proto`` but faster.
+
+    Flower makes every array twice, each time through a constructor with five signatures: three
+    quarters of the time that a small model's message takes.
+
+    Raises
+    ------
+    Exception
+        If the bytes are no message, or one of too many parts, or its arrays are not those that
+        came; of any kind that protobuf and Flower raise.
+    """
+    data = packed.outline
+    if len(data) > _UNCOUNTED_BYTES:
+        _count(memoryview(data), 0, len(data), _PARTS, _MAX_PARTS)
+    proto = ProtoMessage.FromString(data)
+    content = None
+    arrays = iter(packed.arrays)
+    if proto.HasField("content"):
+        content = RecordDict()
+        for item in proto.content.items:
+            if item.HasField("array_record"):
+                content[item.key] = _array_record(item.array_record, arrays, packed)
+            elif item.HasField("metric_record"):
+                content[item.key] = metric_record_from_proto(item.metric_record)
+            elif item.HasField("config_record"):
+                content[item.key] = config_record_from_proto(item.config_record)
+            else:
+                raise ValueError(f"record {item.key!r} is of no known kind")
+    if next(arrays, None) is not None:
+        raise ValueError("more arrays than it has names for")
+    error = error_from_proto(proto.error) if proto.HasField("error") else None
+    return make_message(metadata_from_proto(proto.metadata), content, error)
+
+
+def _array_record(proto: ProtoArrayRecord, arrays: Any, packed: Packed) -> ArrayRecord:
+    record = ArrayRecord()
+    for item in proto.items:
+        value = item.value
+        data: Buffer | None = value.data
+        if packed.arrays and (data or (data := next(arrays, None)) is None):
+            raise ValueError(f"no bytes came for the array {item.key[:100]!r}")
+        record[item.key] = new_array(
+            FastArray,
+            dtype=value.dtype,
+            shape=tuple(value.shape),
+            stype=value.stype,
+            data=data if isinstance(data, bytes) else bytes(data or b""),
+        )
+    return record
+
+
+def _count(data: memoryview, begin: int, end: int, fields: _Fields, left: int) -> int:
+    """Count the parts of a serialised message; return how many more there may be.
+
+    Two bytes make an empty part, for which the parser takes 50 bytes and microseconds: a message
+    of 16 MB could take half a gigabyte and half a minute.
+
+    Raises
+    ------
+    ValueError
+        If there are too many.
+    """
+    while begin < end:
+        tag, begin = _varint(data, begin)
+        left -= 1
+        match tag & 7:
+            case 0:
+                _, begin = _varint(data, begin)
+            case 1:
+                begin += 8
+            case 5:
+                begin += 4
+            case 2:
+                size, begin = _varint(data, begin)
+                inner = fields.get(tag >> 3, 0)
+                if isinstance(inner, dict):
+                    left = _count(data, begin, min(begin + size, end), inner, left)
+                elif inner:
+                    left -= size // (inner * _NUMBERS_A_PART)
+                begin += size
+        if left < 0:
+            raise ValueError(f"a message of more than {_MAX_PARTS} parts")
+    return left
+
+
+def _varint(data: memoryview, begin: int) -> tuple[int, int]:
+    """Return a number of protobuf's variable length, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if begin == len(data):
+            break
+        byte = data[begin]
+        begin += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, begin
+    raise ValueError("not a message of protobuf")
+
+
+def _fields(descriptor: Any) -> _Fields:
+    """Return the content of fields by their number.
+
+    A dict for parts, the least bytes of a number for numbers, 0 for text.
+    """
+    fields: _Fields = {}
+    for field in descriptor.fields:
+        sizes = {field.TYPE_DOUBLE: 8, field.TYPE_STRING: 0, field.TYPE_BYTES: 0}
+        inner = field.message_type
+        fields[field.number] = _fields(inner) if inner else sizes.get(field.type, 1)
+    return fields
+
+
+_PARTS: Final = _fields(ProtoMessage.DESCRIPTOR)
+_UNCOUNTED_BYTES: Final = 2**16  # a message of so few cannot take long
+_MAX_PARTS: Final = 100_000  # of one message
+_NUMBERS_A_PART: Final = 10  # numbers of a list that cost as much as a part
