@@ -402,14 +402,15 @@ class _Stream:
         self._read_chunk = chunk_reader(call)
         self._max_message_bytes = max_message_bytes
         self._turn = asyncio.Lock()  # gRPC takes one frame at a time
+        self._chunk_size = chunks.ChunkSize()
 
     async def read(self) -> wire.Frame | None:
         """Return the next frame, or nothing at the end."""
-        return await chunks.read_frame(self._read_chunk, self._max_message_bytes)
+        return await chunks.read_frame(self._read_chunk, lambda: self._max_message_bytes)
 
     async def write(self, frame: wire.Frame) -> None:
         async with self._turn:
-            for chunk in chunks.Chunks(wire.buffers(frame)):
+            for chunk in self._chunk_size.split(wire.buffers(frame)):
                 await self._call.write(chunk)
 
     async def say_goodbye(self) -> None:

@@ -35,62 +35,53 @@ from .frames import (
     read_sizes,
 )
 
-__all__ = ["CHUNK_TIMEOUT_S", "MAX_CHUNK_BYTES", "MIN_CHUNK_BYTES", "Chunks", "read_frame"]
+__all__ = ["CHUNK_TIMEOUT_S", "MAX_CHUNK_BYTES", "MIN_CHUNK_BYTES", "ChunkSize", "read_frame"]
 
 MIN_CHUNK_BYTES: Final = 64 * 2**10  # half a second on a link of 1 Mbit/s
-MAX_CHUNK_BYTES: Final = 2**20
+MAX_CHUNK_BYTES: Final = 2**20 + MIN_CHUNK_BYTES  # a megabyte, and what is around it
 CHUNK_TIMEOUT_S = 60.0  # for the next chunk of a frame to come, or for the other end to take one
 
 _QUICK_S: Final = 0.05  # a link that takes a chunk in this time takes a larger one
 
 
-class Chunks:
-    """An iterator over the chunks of a frame.
+class ChunkSize:
+    """The size of a stream's chunks: as large as its link takes quickly.
 
     Parameters
     ----------
-    buffers : sequence of bytes or memoryview
-        The frame, in parts (:func:`.frames.buffers`).
     clock : callable
         Returns monotonic time [s].
     """
 
-    def __init__(
-        self, buffers: Sequence[Buffer], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._left = sum(map(len, buffers))
-        self._buffers = iter(buffers)
-        self._buffer = memoryview(b"")
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._size = MIN_CHUNK_BYTES
-        self._taken_s = 0.0  # time of the last chunk
-        self.is_single = self._left <= MIN_CHUNK_BYTES
+        self._bytes = MIN_CHUNK_BYTES
 
-    def __iter__(self) -> Iterator[bytes]:
-        return self
+    def split(self, buffers: Sequence[Buffer]) -> Iterator[bytes]:
+        """Cut a frame, in parts (:func:`.frames.buffers`), into chunks.
 
-    def __next__(self) -> bytes:
-        """Return the next chunk; larger than the last one if that was taken quickly."""
-        if not self._left:
-            raise StopIteration
-        now_s = self._clock()
-        if self._taken_s:
-            quick = now_s - self._taken_s < _QUICK_S
-            self._size = min(2 * self._size, MAX_CHUNK_BYTES) if quick else MIN_CHUNK_BYTES
-        self._taken_s = now_s
-        chunk = self._take(min(self._size, self._left))
-        self._left -= len(chunk)
-        return chunk
-
-    def _take(self, size: int) -> bytes:
-        parts: list[memoryview] = []
-        while size:
-            while not self._buffer:
-                self._buffer = memoryview(next(self._buffers))
-            parts.append(self._buffer[:size])
-            self._buffer = self._buffer[size:]
-            size -= len(parts[-1])
-        return b"".join(parts)
+        The next chunk is to be asked for when the one before was taken.
+        """
+        left = sum(map(len, buffers))
+        if len(buffers) == 1 and left <= self._bytes:
+            yield bytes(buffers[0])
+            return
+        parts = iter(buffers)
+        rest = memoryview(b"")
+        while left:
+            chunk: list[memoryview] = []
+            missing = min(self._bytes, left)
+            left -= missing
+            while missing:
+                while not rest:
+                    rest = memoryview(next(parts))
+                chunk.append(rest[:missing])
+                rest = rest[missing:]
+                missing -= len(chunk[-1])
+            begin_s = self._clock()
+            yield b"".join(chunk)
+            quick = self._clock() - begin_s < _QUICK_S
+            self._bytes = min(2 * self._bytes, MAX_CHUNK_BYTES) if quick else MIN_CHUNK_BYTES
 
 
 class _Ended(Exception):
@@ -99,7 +90,7 @@ class _Ended(Exception):
 
 async def read_frame(
     read: Callable[[], Awaitable[bytes | None]],
-    max_bytes: int,
+    max_bytes: Callable[[], int],
     is_wanted: Callable[[str], bool] = lambda message_id: True,
 ) -> Frame | None:
     """Return the next frame, its arrays received one by one.
@@ -110,8 +101,8 @@ async def read_frame(
     ----------
     read : coroutine function
         Returns the next chunk, or nothing at the end of the stream.
-    max_bytes : int
-        Largest payload of a frame [bytes].
+    max_bytes : callable
+        Returns, when a frame begins, the largest payload that it may have [bytes].
     is_wanted : callable
         Tells whether the reply to a message of this id is awaited. The payload of one that is not,
         if it comes in chunks, is dropped as it comes.
@@ -132,8 +123,8 @@ async def read_frame(
         return None
     kind, header_bytes, length = read_prefix(data)
     payload_bytes = length - header_bytes - PREFIX_BYTES
-    if payload_bytes > max_bytes:
-        raise WireError(f"message of {payload_bytes} bytes: must have {max_bytes} at most")
+    if payload_bytes > (most := max_bytes()):
+        raise WireError(f"message of {payload_bytes} bytes: must have {most} at most")
     if len(data) >= length:
         return decode(data)
     body = _Body(read, data, kind, length)

@@ -323,7 +323,7 @@ def buffers(frame: Frame) -> tuple[Buffer, ...]:
     header = _to_json({name: getattr(frame, name) for name in _HEADER[cls]}).encode()
     parts: tuple[Buffer, ...] = ()
     arrays: tuple[Buffer, ...] = ()
-    if isinstance(frame, Work | Reply) and len(frame.payload):
+    if isinstance(frame, Work | Reply) and frame.payload != Packed():
         outline, arrays = frame.payload.outline, frame.payload.arrays
         sizes = struct.pack(f">{len(arrays)}Q", *map(len, arrays))
         parts = (_COUNTS.pack(len(arrays), len(outline)), sizes, outline)

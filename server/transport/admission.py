@@ -88,7 +88,7 @@ class Admission:
     async def admit(self, context: grpc.aio.ServicerContext) -> wire.Hello | None:
         """Read a stream's first frame; return it if its client is admitted, else refuse it."""
         try:
-            frame = chunks.read_frame(chunk_reader(context), wire.MAX_HELLO_BYTES)
+            frame = chunks.read_frame(chunk_reader(context), lambda: wire.MAX_HELLO_BYTES)
             hello = await self.pending.first_frame(host_of(context), frame)
             if hello is None:
                 return None

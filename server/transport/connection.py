@@ -82,6 +82,7 @@ class Connection:
         self._requested: bool | None = None  # availability, until it is applied
         self._applied_s = -math.inf
         self._turn = asyncio.Lock()  # gRPC takes one frame at a time
+        self._chunk_size = chunks.ChunkSize()
 
     @property
     def writing(self) -> bool:
@@ -99,10 +100,12 @@ class Connection:
         ``on_wait`` is called before a large one waits for those of other clients. The stream ends
         if the client takes nothing for a minute: frames would pile up.
         """
+        buffers = wire.buffers(frame)
+        is_large = sum(map(len, buffers)) > chunks.MIN_CHUNK_BYTES
         async with self._turn:
-            parts = chunks.Chunks(wire.buffers(frame))
+            parts = self._chunk_size.split(buffers)
             try:
-                if parts.is_single:
+                if not is_large:
                     if not self.stuck and before():
                         await self._write(next(parts))
                     return

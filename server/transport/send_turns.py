@@ -75,14 +75,11 @@ class Turn:
         if not self._held:
             await self._turns._take(self._turns._begun)
             self._held = True
-        task = asyncio.ensure_future(writing)
+        timer = asyncio.get_running_loop().call_later(_PROMPT_S, self.give_up)
         try:
-            await asyncio.wait((task,), timeout=_PROMPT_S)
-            if not task.done():
-                self.give_up()
-            await task
+            await writing
         finally:
-            task.cancel()
+            timer.cancel()
 
     def give_up(self) -> None:
         """Let others write."""

@@ -258,7 +258,7 @@ class FleetServicer:
 
         read = chunk_reader(context)
         while True:
-            frame = await chunks.read_frame(read, self.limit.reply_bytes, is_wanted)
+            frame = await chunks.read_frame(read, lambda: self.limit.reply_bytes, is_wanted)
             now_s = self._clock()
             if frame is None:
                 return

@@ -194,7 +194,7 @@ def test_any_stream_gives_frames_or_ends(
         return left.pop(0) if left else None
 
     async def read_all() -> None:
-        while (frame := await chunks.read_frame(read, 2**29, lambda i: wanted)) is not None:
+        while (frame := await chunks.read_frame(read, lambda: 2**29, lambda i: wanted)) is not None:
             if isinstance(frame, wire.Work | wire.Reply):
                 assert len(frame.payload) <= total
             check_frame(wire.encode(frame))
@@ -231,7 +231,7 @@ def test_any_table_of_arrays_is_read_or_refused(
 
     try:
         with bounded_time():
-            frame = asyncio.run(chunks.read_frame(read, 2**29, lambda i: wanted))
+            frame = asyncio.run(chunks.read_frame(read, lambda: 2**29, lambda i: wanted))
     except WireError as error:
         assert_one_line(error)
         return

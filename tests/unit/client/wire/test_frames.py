@@ -169,13 +169,13 @@ LARGE = wire.Reply("m-1", wire.Packed(b"outline", (bytes(200_000), b"", bytes(ra
 
 
 def chunked(frame: wire.Frame) -> list[bytes]:
-    return list(chunks.Chunks(wire.buffers(frame)))
+    return list(chunks.ChunkSize().split(wire.buffers(frame)))
 
 
 def read_all(*messages: bytes, limit: int = 2**21) -> list[wire.Frame | None]:
     read, frames = stream_of(*messages), list[wire.Frame | None]()
     while not frames or frames[-1] is not None:
-        frames.append(asyncio.run(chunks.read_frame(read, limit)))
+        frames.append(asyncio.run(chunks.read_frame(read, lambda: limit)))
     return frames
 
 
@@ -206,14 +206,16 @@ def test_arrays_of_any_size_come_back(sizes: list[int], outline_bytes: int) -> N
 
 
 def test_chunks_grow_while_the_link_takes_them() -> None:
-    large = wire.Reply("m-1", wire.Packed(b"", (bytes(2**23),)))
-    times_s = iter(
-        [0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 9.0, *(9 + i / 100 for i in range(1, 9))]
-    )
-    parts = chunks.Chunks(wire.buffers(large), clock=lambda: next(times_s))  # it stalls once
-    sizes = [len(next(parts)) // chunks.MIN_CHUNK_BYTES for _ in range(10)]
-    assert sizes == [1, 2, 4, 8, 16, 16, 16, 1, 2, 4]
-    assert chunks.MAX_CHUNK_BYTES == 16 * chunks.MIN_CHUNK_BYTES
+    now_s = 0.0
+    size = chunks.ChunkSize(clock=lambda: now_s)
+    sizes = []
+    for _ in range(2):
+        for chunk in size.split([bytes(2**23)]):
+            sizes.append(len(chunk) // chunks.MIN_CHUNK_BYTES)
+            now_s += 1.0 if len(sizes) == 7 else 0.001  # it stalls once
+    assert sizes[:12] == [1, 2, 4, 8, 16, 17, 17, 1, 2, 4, 8, 16]
+    assert sizes[-8:] == [*[17] * 7, 9], "the next frame begins with what the link has taken"
+    assert chunks.MAX_CHUNK_BYTES == 17 * chunks.MIN_CHUNK_BYTES
 
 
 def test_undersized_chunks_are_refused() -> None:
@@ -267,7 +269,7 @@ def test_frame_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     parts = chunked(LARGE)[:1]
     with pytest.raises(WireError, match=r"REPLY frame: \d+ bytes are missing"):
-        asyncio.run(chunks.read_frame(read, 2**21))
+        asyncio.run(chunks.read_frame(read, lambda: 2**21))
 
 
 def test_payload_that_is_not_wanted_is_dropped() -> None:
@@ -278,9 +280,9 @@ def test_payload_that_is_not_wanted_is_dropped() -> None:
     def is_wanted(message_id: str) -> bool:
         return bool(asked.append(message_id))
 
-    frame = asyncio.run(chunks.read_frame(read, 2**21, is_wanted=is_wanted))
+    frame = asyncio.run(chunks.read_frame(read, lambda: 2**21, is_wanted=is_wanted))
     assert frame == wire.Reply("m-1")
-    assert asyncio.run(chunks.read_frame(read, 2**21, is_wanted=is_wanted)) == small
+    assert asyncio.run(chunks.read_frame(read, lambda: 2**21, is_wanted=is_wanted)) == small
     assert asked == ["m-1"]
 
 
