@@ -18,10 +18,10 @@ from flwr.clientapp import ClientApp
 from flower_scheduling.errors import ConnectionRefused, VersionMismatch, WireError
 
 from .app_runner import LOGGER, AppRunner, Worker, encodable
-from .wire import chunks
 from .wire import frames as wire
 from .wire.addresses import parse_address
 from .wire.calls import DEFAULT_KEEPALIVE_S, WriteTasks, channel_options, chunk_reader
+from .wire.chunks import FrameStream
 from .wire.health import OwnFault, tls_hint
 from .wire.proxies import proxy_options, through_proxy
 
@@ -248,7 +248,8 @@ class StreamClient:
     async def _run_session(self) -> None:
         """Hold one stream from hello to end."""
         async with self._channel() as channel:
-            stream = _Stream(channel.stream_stream(wire.METHOD)(), self._max_message_bytes)
+            call = channel.stream_stream(wire.METHOD)()
+            stream = _Stream(call, self._max_message_bytes, self._writes)
             available = self._takes_work
             hello = wire.Hello(
                 name=self.name,
@@ -303,7 +304,7 @@ class StreamClient:
                 raise _ServerLeft
             elif isinstance(frame, wire.Refused):
                 self._raise_refused(frame)
-            else:
+            elif not isinstance(frame, wire.Progress):
                 raise WireError(f"{type(frame).__name__} is no frame of a server")
             del frame  # a model would stay until the next one comes
 
@@ -397,21 +398,22 @@ class StreamClient:
 class _Stream:
     """A gRPC call that carries frames."""
 
-    def __init__(self, call: Any, max_message_bytes: int) -> None:
+    def __init__(self, call: Any, max_message_bytes: int, writes: WriteTasks) -> None:
         self._call = call
-        self._read_chunk = chunk_reader(call)
+        self._frames = FrameStream(chunk_reader(call), call.write, writes.spawn)
         self._max_message_bytes = max_message_bytes
-        self._turn = asyncio.Lock()  # gRPC takes one frame at a time
-        self._chunk_size = chunks.ChunkSize()
 
     async def read(self) -> wire.Frame | None:
         """Return the next frame, or nothing at the end."""
-        return await chunks.read_frame(self._read_chunk, lambda: self._max_message_bytes)
+        return await self._frames.read(lambda: self._max_message_bytes)
 
     async def write(self, frame: wire.Frame) -> None:
-        async with self._turn:
-            for chunk in self._chunk_size.split(wire.buffers(frame)):
-                await self._call.write(chunk)
+        """Write a frame; a server that takes nothing for a minute is left."""
+        try:
+            await self._frames.write(frame)
+        except TimeoutError:
+            self._call.cancel()
+            raise
 
     async def say_goodbye(self) -> None:
         """Send a goodbye, and wait a moment for the server to end the call."""

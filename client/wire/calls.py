@@ -64,7 +64,7 @@ def server_options(
         ("grpc.so_reuseport", 0),  # else a second server on the same port gets half of the clients
         # No chunk is larger, and gRPC keeps one of every stream until it is read. The limit also
         # holds for a compressed message when it is unfolded (grpcio 1.85).
-        ("grpc.max_receive_message_length", MAX_CHUNK_BYTES),
+        ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + 1),
         # A client has one stream for each connection; a connection without one is closed.
         ("grpc.max_concurrent_streams", 16),
         ("grpc.server_handshake_timeout_ms", 10_000),

@@ -1,10 +1,9 @@
 """The chunks in which a frame travels: one message of the gRPC stream each.
 
-A frame is one chunk, or several if it is large. gRPC's keepalive pings wait behind the chunk that
-is being sent: behind a whole model they would be late on a slow link, and a slow client would be
-taken for dead. So chunks are small at first, and grow to :data:`MAX_CHUNK_BYTES` as long as the
-link takes them quickly: each costs a turn of the event loop. Undersized chunks, or none for a
-minute, are refused: they waste memory, and a slow link does not explain them.
+A small frame is one chunk. A large one is several, as large as the link allows (:mod:`.window`);
+each but the first has a byte in front that says whether its sender asks for a :class:`.Progress`
+when it has come. Undersized chunks, or none for a minute, are refused: they waste memory, and a
+slow link does not explain them.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Final, Protocol
 
 from flower_scheduling.errors import WireError
 
@@ -26,119 +26,256 @@ from .frames import (
     Frame,
     Kind,
     Packed,
+    Progress,
     Reply,
     Work,
+    buffers,
     decode,
     decode_header,
+    encode,
     read_counts,
     read_prefix,
     read_sizes,
 )
+from .window import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Window
 
-__all__ = ["CHUNK_TIMEOUT_S", "MAX_CHUNK_BYTES", "MIN_CHUNK_BYTES", "ChunkSize", "read_frame"]
+__all__ = [
+    "CHUNK_TIMEOUT_S",
+    "MAX_CHUNK_BYTES",
+    "MIN_CHUNK_BYTES",
+    "SMALL_BYTES",
+    "FrameStream",
+    "Turn",
+]
 
-MIN_CHUNK_BYTES: Final = 64 * 2**10  # half a second on a link of 1 Mbit/s
-MAX_CHUNK_BYTES: Final = 2**20 + MIN_CHUNK_BYTES  # a megabyte, and what is around it
 CHUNK_TIMEOUT_S = 60.0  # for the next chunk of a frame to come, or for the other end to take one
+SMALL_BYTES: Final = 32 * 2**10  # of the largest frame of one chunk
 
-_QUICK_S: Final = 0.05  # a link that takes a chunk in this time takes a larger one
+_MORE: Final = b"\x00"  # first byte of a chunk: more of the frame
+_MORE_ASKED: Final = b"\xff"  # the same, and its sender wants to know when it has come
 
 
-class ChunkSize:
-    """The size of a stream's chunks: as large as its link takes quickly.
+class Turn(Protocol):
+    """A large frame's hold on what it shares with others."""
+
+    async def write(self, writing: Awaitable[None]) -> None:
+        """Write a chunk."""
+
+    def give_up(self) -> None:
+        """Let others write: the link is busy."""
+
+
+class _OwnTurn:
+    """The turn of a frame that shares nothing."""
+
+    async def write(self, writing: Awaitable[None]) -> None:
+        await writing
+
+    def give_up(self) -> None:
+        pass
+
+
+class FrameStream:
+    """Frames over a gRPC stream, for either end, on one event loop.
 
     Parameters
     ----------
+    read : coroutine function
+        Returns the stream's next message, or nothing at its end.
+    write : coroutine function
+        Writes a message to the stream.
+    spawn : callable
+        Runs a coroutine in a task of its own.
     clock : callable
         Returns monotonic time [s].
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._bytes = MIN_CHUNK_BYTES
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[bytes | None]],
+        write: Callable[[bytes], Awaitable[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._write = write
+        self._spawn = spawn
+        self._window = Window(clock)
+        self._frame_turn = asyncio.Lock()  # frames go one after the other
+        self._write_turn = asyncio.Lock()  # gRPC takes one message at a time
+        self._due = 0  # chunks whose coming was not reported
 
-    def split(self, buffers: Sequence[Buffer]) -> Iterator[bytes]:
-        """Cut a frame, in parts (:func:`.frames.buffers`), into chunks.
+    @property
+    def writing(self) -> bool:
+        """Whether a frame is on its way."""
+        return self._frame_turn.locked()
 
-        The next chunk is to be asked for when the one before was taken.
+    # -- writing --------------------------------------------------------------------------------
+
+    async def write(
+        self,
+        frame: Frame,
+        before: Callable[[], bool] = lambda: True,
+        large: Callable[[], AbstractAsyncContextManager[Turn]] = lambda: nullcontext(_OwnTurn()),
+    ) -> None:
+        """Write a frame, if ``before``, called when its turn has come, returns true.
+
+        Parameters
+        ----------
+        frame : Frame
+            Any frame.
+        before : callable
+            Called before its first byte.
+        large : callable
+            Called for a large frame before that; what it returns is entered, and holds the frame's
+            turn.
+
+        Raises
+        ------
+        TimeoutError
+            If the other end takes nothing for a minute: frames would pile up.
         """
-        left = sum(map(len, buffers))
-        if len(buffers) == 1 and left <= self._bytes:
-            yield bytes(buffers[0])
-            return
-        parts = iter(buffers)
-        rest = memoryview(b"")
-        while left:
-            chunk: list[memoryview] = []
-            missing = min(self._bytes, left)
-            left -= missing
-            while missing:
-                while not rest:
-                    rest = memoryview(next(parts))
-                chunk.append(rest[:missing])
-                rest = rest[missing:]
-                missing -= len(chunk[-1])
-            begin_s = self._clock()
-            yield b"".join(chunk)
-            quick = self._clock() - begin_s < _QUICK_S
-            self._bytes = min(2 * self._bytes, MAX_CHUNK_BYTES) if quick else MIN_CHUNK_BYTES
+        parts = buffers(frame)
+        size = sum(map(len, parts))
+        async with self._frame_turn:
+            if size <= SMALL_BYTES:
+                if before():
+                    await self._write_message(b"".join(parts))
+                return
+            async with large() as turn:
+                if before():
+                    await self._write_chunks(_Cutter(parts, size), turn)
+
+    async def _write_chunks(self, cutter: _Cutter, turn: Turn) -> None:
+        window = self._window
+        first = True
+        while cutter.left:
+            # The first cannot ask, so that it leaves something for those that can.
+            size = min(MIN_CHUNK_BYTES if first else window.chunk_bytes, cutter.left)
+            while not window.admits(size):
+                turn.give_up()
+                async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                    await window.wait()
+            window.add(size)
+            front = b""
+            if not first:
+                front = _MORE_ASKED if window.mark(last=size == cutter.left) else _MORE
+            chunk, first = cutter.cut(size, front), False
+            await turn.write(self._write_message(chunk))
+
+    async def _write_message(self, data: bytes) -> None:
+        async with self._write_turn, asyncio.timeout(CHUNK_TIMEOUT_S):
+            await self._write(data)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        max_bytes: Callable[[], int],
+        is_wanted: Callable[[str], bool] = lambda message_id: True,
+    ) -> Frame | None:
+        """Return the next frame, its arrays received one by one.
+
+        Never are more bytes kept than have come, and never more than one frame's.
+
+        Parameters
+        ----------
+        max_bytes : callable
+            Returns, when a frame begins, the largest payload that it may have [bytes].
+        is_wanted : callable
+            Tells whether the reply to a message of this id is awaited. The payload of one that is
+            not, if it comes in chunks, is dropped as it comes.
+
+        Returns
+        -------
+        Frame or None
+            Nothing if the stream ended. A :class:`.Progress` that was not due is returned too.
+
+        Raises
+        ------
+        WireError
+            If a frame is too large, stops halfway or comes in undersized chunks, or no frame begins
+            here.
+        """
+        while (data := await self._read()) is not None:
+            kind, header_bytes, length = read_prefix(data)
+            payload_bytes = length - header_bytes - PREFIX_BYTES
+            if payload_bytes > (most := max_bytes()):
+                raise WireError(f"message of {payload_bytes} bytes: must have {most} at most")
+            if len(data) < length:
+                try:
+                    body = _Body(self._read_more, data, kind, length)
+                    return await _read_rest(body, header_bytes, payload_bytes, is_wanted)
+                except _Ended:
+                    return None
+            frame = decode(data)
+            if not isinstance(frame, Progress) or not self._window.acknowledge(frame.chunks):
+                return frame
+        return None
+
+    async def _read_more(self) -> memoryview | None:
+        """Return more of a frame."""
+        while True:
+            data = await self._read()
+            if data is None:
+                return None
+            front = data[:1]
+            if front == bytes([Kind.PROGRESS]):
+                frame = decode(data)
+                assert isinstance(frame, Progress)
+                self._window.acknowledge(frame.chunks)
+                continue
+            if front not in (_MORE, _MORE_ASKED):
+                raise WireError(f"a chunk that begins with {front!r} within a frame")
+            if front == _MORE_ASKED:
+                self._due += 1
+                if self._due == 1:
+                    self._spawn(self._report())
+            return memoryview(data)[1:]
+
+    async def _report(self) -> None:
+        async with self._write_turn, asyncio.timeout(CHUNK_TIMEOUT_S):
+            due, self._due = self._due, 0
+            await self._write(encode(Progress(due)))
+
+
+class _Cutter:
+    """Cuts bytes that lie in several parts."""
+
+    def __init__(self, parts: Sequence[Buffer], size: int) -> None:
+        self.left = size
+        self._parts = iter(parts)
+        self._rest = memoryview(b"")
+
+    def cut(self, size: int, front: bytes = b"") -> bytes:
+        """Return the next bytes, behind some that are put in front."""
+        self.left -= size
+        chunk: list[Buffer] = [front]
+        while size:
+            while not self._rest:
+                self._rest = memoryview(next(self._parts))
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(piece)
+            chunk.append(piece)
+        return b"".join(chunk)
 
 
 class _Ended(Exception):
     """The stream ended within a frame."""
 
 
-async def read_frame(
-    read: Callable[[], Awaitable[bytes | None]],
-    max_bytes: Callable[[], int],
-    is_wanted: Callable[[str], bool] = lambda message_id: True,
-) -> Frame | None:
-    """Return the next frame, its arrays received one by one.
-
-    Never are more bytes kept than have come, and never more than one frame's.
-
-    Parameters
-    ----------
-    read : coroutine function
-        Returns the next chunk, or nothing at the end of the stream.
-    max_bytes : callable
-        Returns, when a frame begins, the largest payload that it may have [bytes].
-    is_wanted : callable
-        Tells whether the reply to a message of this id is awaited. The payload of one that is not,
-        if it comes in chunks, is dropped as it comes.
-
-    Returns
-    -------
-    Frame or None
-        Nothing if the stream ended.
-
-    Raises
-    ------
-    WireError
-        If a frame is too large, stops halfway or comes in undersized chunks, or no frame begins
-        here.
-    """
-    data = await read()
-    if data is None:
-        return None
-    kind, header_bytes, length = read_prefix(data)
-    payload_bytes = length - header_bytes - PREFIX_BYTES
-    if payload_bytes > (most := max_bytes()):
-        raise WireError(f"message of {payload_bytes} bytes: must have {most} at most")
-    if len(data) >= length:
-        return decode(data)
-    body = _Body(read, data, kind, length)
-    try:
-        await body.take(PREFIX_BYTES)
-        frame = decode_header(kind, await body.take(header_bytes))
-        if kind not in WITH_PAYLOAD:
-            return frame
-        if isinstance(frame, Reply) and not is_wanted(frame.message_id):
-            await body.skip(payload_bytes)
-            return frame
-        payload = await _read_payload(body, payload_bytes)
-    except _Ended:
-        return None
+async def _read_rest(
+    body: _Body, header_bytes: int, payload_bytes: int, is_wanted: Callable[[str], bool]
+) -> Frame:
+    """Read a frame of which the first chunk has come."""
+    await body.take(PREFIX_BYTES)
+    frame = decode_header(body.kind, await body.take(header_bytes))
+    if body.kind not in WITH_PAYLOAD:
+        return frame
+    if isinstance(frame, Reply) and not is_wanted(frame.message_id):
+        await body.skip(payload_bytes)
+        return frame
+    payload = await _read_payload(body, payload_bytes)
     if isinstance(frame, Reply):
         return Reply(frame.message_id, payload)
     assert isinstance(frame, Work)
@@ -160,7 +297,7 @@ class _Body:
     Parameters
     ----------
     read : coroutine function
-        Returns the next chunk, or nothing at the end of the stream.
+        Returns more of the frame, or nothing at the end of the stream.
     first : bytes
         The frame's first chunk.
     kind : Kind
@@ -170,10 +307,14 @@ class _Body:
     """
 
     def __init__(
-        self, read: Callable[[], Awaitable[bytes | None]], first: bytes, kind: Kind, length: int
+        self,
+        read: Callable[[], Awaitable[memoryview | None]],
+        first: bytes,
+        kind: Kind,
+        length: int,
     ) -> None:
         self._read = read
-        self._kind = kind
+        self.kind = kind
         self._missing = length - len(first)  # bytes that have not come
         self._size = len(first)  # of the last chunk
         self._chunk = memoryview(first)  # what is left of it
@@ -206,7 +347,7 @@ class _Body:
         # Tiny chunks would take many times their size, and empty ones would never make a frame.
         if self._size < MIN_CHUNK_BYTES:
             raise WireError(
-                f"{self._kind.name} frame: a chunk of {self._size} bytes, must have "
+                f"{self.kind.name} frame: a chunk of {self._size} bytes, must have "
                 f"{MIN_CHUNK_BYTES}"
             )
         try:
@@ -214,12 +355,12 @@ class _Body:
                 data = await self._read()
         except TimeoutError:
             raise WireError(
-                f"{self._kind.name} frame: {self._missing} bytes are missing, and none came for "
+                f"{self.kind.name} frame: {self._missing} bytes are missing, and none came for "
                 f"{CHUNK_TIMEOUT_S:.0f} s"
             ) from None
         if data is None:
             raise _Ended
         self._missing -= len(data)
         if self._missing < 0:
-            raise WireError(f"{self._kind.name} frame: {-self._missing} bytes too many")
-        self._size, self._chunk = len(data), memoryview(data)
+            raise WireError(f"{self.kind.name} frame: {-self._missing} bytes too many")
+        self._size, self._chunk = len(data), data

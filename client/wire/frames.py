@@ -14,6 +14,7 @@ large frame travels.
     REPLY      ------------------>             the answer, kept until it is acknowledged
                <------------------  ACK        of a reply, if no WORK or WELCOME brings it
     AVAILABILITY ---------------->             takes work, or does not
+    PROGRESS   ------------------>  or <-----  of a large frame, which goes on
     GOODBYE    ------------------>  or <-----  ends the connection on purpose
 """
 
@@ -55,6 +56,7 @@ class Kind(IntEnum):
     ACK = 6
     AVAILABILITY = 7
     GOODBYE = 8
+    PROGRESS = 9
 
 
 class Refusal:
@@ -258,11 +260,26 @@ class Availability:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Chunks of a large frame have come whose acknowledgement was asked for.
+
+    Attributes
+    ----------
+    chunks : int
+        Their number since the last such frame.
+    """
+
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The end of a connection on purpose; without it, a stream that ends was interrupted."""
 
 
-Frame: TypeAlias = Hello | Welcome | Refused | Work | Reply | Ack | Availability | Goodbye
+Frame: TypeAlias = (
+    Hello | Welcome | Refused | Work | Reply | Ack | Availability | Progress | Goodbye
+)
 
 _KINDS: Final[dict[type, Kind]] = {
     Hello: Kind.HELLO,
@@ -273,6 +290,7 @@ _KINDS: Final[dict[type, Kind]] = {
     Ack: Kind.ACK,
     Availability: Kind.AVAILABILITY,
     Goodbye: Kind.GOODBYE,
+    Progress: Kind.PROGRESS,
 }
 _FRAMES: Final = {kind: frame for frame, kind in _KINDS.items()}
 _BY_NUMBER: Final = {int(kind): kind for kind in Kind}
@@ -287,7 +305,7 @@ _TYPES: Final = {
 }
 _PAYLOAD: Final = "payload"
 _IDS: Final = frozenset(("message_id", "session"))
-_LIMITS: Final = frozenset(("max_message_bytes", "max_reply_bytes"))
+_LIMITS: Final = frozenset(("max_message_bytes", "max_reply_bytes", "chunks"))
 # Looked up per frame in a busy round, so worked out once. Annotations are texts in this module.
 _HEADER: Final = {
     cls: {item.name: str(item.type) for item in fields(cls) if item.name != _PAYLOAD}
@@ -305,6 +323,7 @@ _MAX_HEADER_BYTES: Final = {  # of what clients send
     Kind.REPLY: 2**10,
     Kind.AVAILABILITY: 2**10,
     Kind.GOODBYE: 2**10,
+    Kind.PROGRESS: 2**10,
 }
 _MAX_SERVER_HEADER_BYTES: Final = 2**20  # room for a run's settings
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import grpc
 
-from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.client.wire.calls import WriteTasks, chunk_reader
+from flower_scheduling.client.wire.calls import WriteTasks
+from flower_scheduling.client.wire.chunks import FrameStream
 from flower_scheduling.errors import WireError
 from flower_scheduling.strategies.flower import RateLimitedLog
 
@@ -85,10 +85,12 @@ class Admission:
         self.pending = PendingHandshakes(self._log_timeout)
         self.num_refused = 0
 
-    async def admit(self, context: grpc.aio.ServicerContext) -> wire.Hello | None:
+    async def admit(
+        self, context: grpc.aio.ServicerContext, frames: FrameStream
+    ) -> wire.Hello | None:
         """Read a stream's first frame; return it if its client is admitted, else refuse it."""
         try:
-            frame = chunks.read_frame(chunk_reader(context), lambda: wire.MAX_HELLO_BYTES)
+            frame = frames.read(lambda: wire.MAX_HELLO_BYTES)
             hello = await self.pending.first_frame(host_of(context), frame)
             if hello is None:
                 return None

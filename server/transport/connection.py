@@ -7,14 +7,15 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import grpc
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.chunks import FrameStream, Turn
 
 from .send_turns import SendTurns
 
@@ -36,8 +37,8 @@ class Connection:
 
     Parameters
     ----------
-    context : grpc.aio.ServicerContext
-        gRPC's call.
+    frames : FrameStream
+        The stream.
     hello : Hello
         The client's first frame.
     turns : SendTurns
@@ -61,7 +62,7 @@ class Connection:
 
     def __init__(
         self,
-        context: grpc.aio.ServicerContext,
+        frames: FrameStream,
         hello: wire.Hello,
         turns: SendTurns,
         logger: logging.Logger,
@@ -76,18 +77,16 @@ class Connection:
         self.stuck = False
         self.num_useless = 0
         self.reader: asyncio.Future[None] | None = None
-        self._context = context
+        self._frames = frames
         self._turns = turns
         self._logger = logger
         self._requested: bool | None = None  # availability, until it is applied
         self._applied_s = -math.inf
-        self._turn = asyncio.Lock()  # gRPC takes one frame at a time
-        self._chunk_size = chunks.ChunkSize()
 
     @property
     def writing(self) -> bool:
         """Whether a frame is on its way."""
-        return self._turn.locked()
+        return self._frames.writing
 
     async def send(
         self,
@@ -100,28 +99,23 @@ class Connection:
         ``on_wait`` is called before a large one waits for those of other clients. The stream ends
         if the client takes nothing for a minute: frames would pile up.
         """
-        buffers = wire.buffers(frame)
-        is_large = sum(map(len, buffers)) > chunks.MIN_CHUNK_BYTES
-        async with self._turn:
-            parts = self._chunk_size.split(buffers)
-            try:
-                if not is_large:
-                    if not self.stuck and before():
-                        await self._write(next(parts))
-                    return
-                on_wait()
-                async with self._turns.message() as turn:
-                    if not self.stuck and before():
-                        for chunk in parts:
-                            await turn.write(self._write(chunk))
-            except TimeoutError:
-                self.stuck = True
-                if self.reader is not None:
-                    self.reader.cancel()
 
-    async def _write(self, chunk: bytes) -> None:
-        async with asyncio.timeout(chunks.CHUNK_TIMEOUT_S):
-            await self._context.write(chunk)
+        def large() -> AbstractAsyncContextManager[Turn]:
+            on_wait()
+            return self._turns.message()
+
+        try:
+            await self._frames.write(frame, lambda: not self.stuck and before(), large)
+        except TimeoutError:
+            self.stuck = True
+            if self.reader is not None:
+                self.reader.cancel()
+
+    async def read(
+        self, max_bytes: Callable[[], int], is_wanted: Callable[[str], bool]
+    ) -> wire.Frame | None:
+        """Return the client's next frame, or nothing at the end: :meth:`.FrameStream.read`."""
+        return await self._frames.read(max_bytes, is_wanted)
 
     async def close(self, farewell: wire.Frame) -> None:
         """Send a last frame that says why, and end the stream."""

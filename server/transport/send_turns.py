@@ -28,10 +28,10 @@ class SendTurns:
         self._new: deque[asyncio.Future[None]] = deque()
 
     @asynccontextmanager
-    async def message(self) -> AsyncIterator[Turn]:
+    async def message(self) -> AsyncIterator[_Turn]:
         """Wait until a message may begin; it is over at the end of the block."""
         await self._take(self._new)
-        turn = Turn(self)
+        turn = _Turn(self)
         try:
             yield turn
         finally:
@@ -63,7 +63,7 @@ class SendTurns:
         self._taken = False
 
 
-class Turn:
+class _Turn:
     """A message's hold on the sending."""
 
     def __init__(self, turns: SendTurns) -> None:

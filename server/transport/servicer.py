@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import grpc
 
-from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks, chunk_reader
+from flower_scheduling.client.wire.chunks import FrameStream
 from flower_scheduling.client.wire.frames import Packed, megabytes
 from flower_scheduling.errors import WireError
 from flower_scheduling.strategies.flower import UNDELIVERABLE, RateLimitedLog
@@ -188,10 +188,11 @@ class FleetServicer:
 
     async def serve_client(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Serve one stream from hello to end."""
-        hello = await self.admission.admit(context)
+        frames = FrameStream(chunk_reader(context), context.write, self._writes.spawn, self._clock)
+        hello = await self.admission.admit(context, frames)
         if hello is None:
             return
-        connection = Connection(context, hello, self._turns, self.logger)
+        connection = Connection(frames, hello, self._turns, self.logger)
         with self.lock:
             acks = self.requests.take_acknowledgements(connection.node_id)
         welcome = wire.Welcome(
@@ -210,7 +211,7 @@ class FleetServicer:
             await connection.send(welcome, register)
             if connection.closing or connection.stuck:  # closing: it is replaced already
                 return
-            connection.reader = asyncio.ensure_future(self._read_frames(connection, context))
+            connection.reader = asyncio.ensure_future(self._read_frames(connection))
             await connection.reader
         except WireError as error:
             text = f"{connection.name}: {error}; its connection is closed"
@@ -252,13 +253,12 @@ class FleetServicer:
             del self._leases[node_id]
             self.requests.fail_pending(node_id)
 
-    async def _read_frames(self, connection: Connection, context: grpc.aio.ServicerContext) -> None:
+    async def _read_frames(self, connection: Connection) -> None:
         def is_wanted(message_id: str) -> bool:  # else a whole model is kept for nothing
             return self.requests.is_awaited(connection.node_id, message_id)
 
-        read = chunk_reader(context)
         while True:
-            frame = await chunks.read_frame(read, lambda: self.limit.reply_bytes, is_wanted)
+            frame = await connection.read(lambda: self.limit.reply_bytes, is_wanted)
             now_s = self._clock()
             if frame is None:
                 return
@@ -273,7 +273,7 @@ class FleetServicer:
             elif isinstance(frame, wire.Goodbye):
                 connection.left = True
                 return
-            else:
+            elif not isinstance(frame, wire.Progress):  # of a chunk that waits for none
                 raise WireError(f"{type(frame).__name__} is no frame of a client")
             del frame  # a model would stay until the next one comes
             if not useful:

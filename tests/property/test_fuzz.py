@@ -8,6 +8,7 @@ ones: ``python -m pytest --hypothesis-profile soak --timeout 0 tests/property/te
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import resource
@@ -27,8 +28,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.chunks import FrameStream
 from flower_scheduling.client.wire.packing import pack, unpack
 from flower_scheduling.errors import ConfigError, InvalidReplyError, UnknownPolicyError, WireError
 from flower_scheduling.server.runs.round_lines import parse_round
@@ -88,6 +89,7 @@ FRAMES: list[wire.Frame] = [
     wire.Reply("m-1", wire.Packed(b"outline" * 20)),
     wire.Ack(["m-1"]),
     wire.Availability(True),
+    wire.Progress(2),
     wire.Goodbye(),
 ]
 VALID = [wire.encode(frame) for frame in FRAMES]
@@ -174,6 +176,36 @@ def test_any_header_is_read_or_refused(
     check_frame(struct.pack(">BIQ", kind, len(body), len(payload)) + body + payload)
 
 
+CHUNK = 2**16
+
+
+def check_stream(messages: list[bytes], wanted: bool) -> None:
+    """Read a stream to its end, or to the line that refuses it."""
+    left, written = list(messages), list[bytes]()
+
+    async def read() -> bytes | None:
+        return left.pop(0) if left else None
+
+    async def write(data: bytes) -> None:
+        written.append(data)
+
+    async def read_all() -> None:
+        tasks = []
+        stream = FrameStream(read, write, lambda work: tasks.append(asyncio.create_task(work)))
+        while (frame := await stream.read(lambda: 2**29, lambda i: wanted)) is not None:
+            if isinstance(frame, wire.Work | wire.Reply):
+                assert len(frame.payload) <= sum(map(len, messages))
+            check_frame(wire.encode(frame))
+        await asyncio.gather(*tasks)
+
+    try:
+        with bounded_time():
+            asyncio.run(read_all())
+    except WireError as error:
+        assert_one_line(error)
+    assert len(written) <= len(messages)
+
+
 @fuzz(1500)
 @given(
     st.integers(0, 9),
@@ -187,23 +219,7 @@ def test_any_stream_gives_frames_or_ends(
     kind: int, header_bytes: int, payload_bytes: int, sizes: list[int], first: bytes, wanted: bool
 ) -> None:
     begin = struct.pack(">BIQ", kind, header_bytes, payload_bytes) + first
-    left = [begin.ljust(chunks.MIN_CHUNK_BYTES, b" "), *map(bytes, sizes)]
-    total = sum(map(len, left))
-
-    async def read() -> bytes | None:
-        return left.pop(0) if left else None
-
-    async def read_all() -> None:
-        while (frame := await chunks.read_frame(read, lambda: 2**29, lambda i: wanted)) is not None:
-            if isinstance(frame, wire.Work | wire.Reply):
-                assert len(frame.payload) <= total
-            check_frame(wire.encode(frame))
-
-    try:
-        with bounded_time():
-            asyncio.run(read_all())
-    except WireError as error:
-        assert_one_line(error)
+    check_stream([begin.ljust(CHUNK, b" "), *map(bytes, sizes)], wanted)
 
 
 REPLY_HEADER = b'{"message_id":"m-1"}'
@@ -224,19 +240,10 @@ def test_any_table_of_arrays_is_read_or_refused(
     table = struct.pack(f">II{len(sizes)}Q", len(sizes) + more, outline, *sizes)
     size = min(max(0, len(table) + outline + sum(sizes) + lie), 2**64 - 1)
     begin = struct.pack(">BIQ", wire.Kind.REPLY, len(REPLY_HEADER), size) + REPLY_HEADER + table
-    left = [begin.ljust(chunks.MIN_CHUNK_BYTES, b" "), *map(bytes, parts)]
-
-    async def read() -> bytes | None:
-        return left.pop(0) if left else None
-
-    try:
-        with bounded_time():
-            frame = asyncio.run(chunks.read_frame(read, lambda: 2**29, lambda i: wanted))
-    except WireError as error:
-        assert_one_line(error)
-        return
-    if frame is not None:
-        check_frame(wire.encode(frame))
+    fronts = itertools.cycle([b"\x00", b"\xff", wire.encode(wire.Progress(2)), b"\xff", b"\x00"])
+    pairs = zip(parts, fronts, strict=False)
+    rest = [front if len(front) > 1 else front + bytes(size) for size, front in pairs]
+    check_stream([begin.ljust(CHUNK, b" "), *rest], wanted)
 
 
 # --- replies --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import functools
+import logging
 import signal
 import socket
 import threading
@@ -45,6 +46,7 @@ import flower_scheduling.server.transport.servicer
 import flower_scheduling.server.transport.stream_server
 from flower_scheduling.client.stream import StreamClient, Worker, _Stream
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.calls import WriteTasks
 from flower_scheduling.client.wire.packing import pack
 from flower_scheduling.errors import ConfigError, ConnectionRefused, VersionMismatch, WireError
 from flower_scheduling.server.transport.connection import node_id_of
@@ -1066,7 +1068,7 @@ def test_farewell_to_a_call_that_is_cancelled_already_is_no_error() -> None:
             tried.append(piece)
             raise asyncio.CancelledError  # as gRPC does when the call was cancelled on this side
 
-    asyncio.run(_Stream(Cancelled(), 1 << 20).say_goodbye())
+    asyncio.run(_Stream(Cancelled(), 1 << 20, WriteTasks(logging.getLogger())).say_goodbye())
     assert len(tried) == 1
 
 

@@ -42,7 +42,7 @@ from flower_scheduling.strategies.flower import (
 )
 
 LONG_S = 300.0
-CHUNK = chunks.MIN_CHUNK_BYTES
+CHUNK = 2**16  # bytes of a chunk in these tests; its zeros in front mean more of a frame
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def reply_head(message_id: str, payload_bytes: int) -> bytes:
         (prefix(wire.Kind.HELLO, 2**31, 0), "a header of 2147483648 bytes is too long"),
         (prefix(wire.Kind.HELLO, 10, 2**40), "a payload of 1099511627776 bytes, must have none"),
         (prefix(wire.Kind.REPLY, 100, 2**28), "must have 131085 at most"),
-        (prefix(wire.Kind.HELLO, 100, 0), "a chunk of 13 bytes, must have 65536"),
+        (prefix(wire.Kind.HELLO, 100, 0), "a chunk of 13 bytes, must have 16384"),
         (wire.encode(wire.Hello("a", "s", ["x"] * 1025)), "1025 'work', 1024 at most"),
         (wire.encode(wire.Hello("a", "s", ["x" * 65])), "'work' has one beyond 64"),
         (wire.encode(wire.Hello("a", "s" * 65)), "'session' is longer than 64"),
@@ -227,11 +227,16 @@ def test_stranger_of_another_protocol_cannot_write_our_log(town: Town, said: lis
 
 
 def test_undersized_chunks_of_a_frame_are_refused(town: Town) -> None:
-    for small in (b"", b"x"):
+    for small, reason in (
+        (b"\x00", "a chunk of 0 bytes, must have 16384"),
+        (b"\x00x", "a chunk of 1 bytes, must have 16384"),
+        (b"", "a chunk that begins with b'' within a frame"),
+        (wire.encode(wire.Goodbye()), "a chunk that begins with b'\\x08' within a frame"),
+    ):
         client = town.client("small-chunks")
         head = reply_head("m", 2**28)
         client.send(head + bytes(CHUNK - len(head)), small, small)
-        assert "must have 65536" in client.refusal().reason
+        assert reason in client.refusal().reason
     assert town.works()
 
 
@@ -259,7 +264,7 @@ def test_oversized_frame_is_refused_by_what_it_claims(stack: contextlib.ExitStac
 def test_large_replies_that_nobody_waits_for_are_not_kept(town: Town) -> None:
     client = town.client("chatty", work=["old"])
     before = peak_mb()
-    size = 100 * CHUNK
+    size = CHUNK + 99 * (CHUNK - 1)
     for message_id in ("never-sent", "old", "never-sent"):
         head = reply_head(message_id, size - len(reply_head(message_id, size)))
         client.send(head + bytes(CHUNK - len(head)))
@@ -268,6 +273,25 @@ def test_large_replies_that_nobody_waits_for_are_not_kept(town: Town) -> None:
     assert town.grid.num_late_replies == 1
     assert node_id_of("chatty") not in town.grid.busy()
     assert peak_mb() - before < 30
+    assert town.works()
+
+
+def test_reports_that_are_not_due_cost_nothing(town: Town) -> None:
+    client = town.client("eager")
+    client.send(*[wire.Progress(2**62)] * 1000)
+    connection = town.grid._servicer.admission.connections[node_id_of("eager")]
+    until(lambda: connection.num_useless > 50)
+    assert town.works()
+
+
+def test_reports_that_are_not_taken_do_not_pile_up(town: Town) -> None:
+    client = town.client("greedy")  # it asks for thousands of them, and reads none
+    size = CHUNK + 2000 * (CHUNK - 1)
+    head = reply_head("m", size - len(reply_head("m", size)))
+    client.send(head + bytes(CHUNK - len(head)))
+    client.send(*[b"\xff" + bytes(CHUNK - 1)] * 2000)
+    until(lambda: town.grid.num_ignored_replies == 1)
+    assert len(town.grid._servicer._writes._tasks) < 10
     assert town.works()
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import struct
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import channel_options, server_options
 from flower_scheduling.errors import WireError
@@ -28,6 +25,7 @@ FRAMES: list[wire.Frame] = [
     wire.Reply("m-1"),
     wire.Ack(["m-1"]),
     wire.Availability(True),
+    wire.Progress(3),
     wire.Goodbye(),
 ]
 
@@ -137,6 +135,7 @@ def test_any_header_is_read_or_refused(kind: int, header: object) -> None:
         (raw(1, hello(session="x" * 65)), "'session' is longer than 64"),
         (raw(1, hello(package="\x1b")), "'package' is no version"),
         (raw(1, hello(max_message_bytes=0)), "'max_message_bytes' is out of range"),
+        (raw(9, {"chunks": 0}), "PROGRESS frame: 'chunks' is out of range"),
         (raw(5, {"message_id": "x" * 65}), "'message_id' is longer than 64"),
         (struct.pack(">BIQ", 8, 0, 2**40), "a payload of 1099511627776 bytes, must have none"),
         (struct.pack(">BIQ", 5, 2000, 0), "a header of 2000 bytes is too long"),
@@ -156,77 +155,6 @@ def test_hello_of_another_protocol_can_still_be_answered() -> None:
     assert frame.protocol == 0
 
 
-def stream_of(*messages: bytes) -> Callable[[], Awaitable[bytes | None]]:
-    left = list(messages)
-
-    async def read() -> bytes | None:
-        return left.pop(0) if left else None
-
-    return read
-
-
-LARGE = wire.Reply("m-1", wire.Packed(b"outline", (bytes(200_000), b"", bytes(range(250)) * 4000)))
-
-
-def chunked(frame: wire.Frame) -> list[bytes]:
-    return list(chunks.ChunkSize().split(wire.buffers(frame)))
-
-
-def read_all(*messages: bytes, limit: int = 2**21) -> list[wire.Frame | None]:
-    read, frames = stream_of(*messages), list[wire.Frame | None]()
-    while not frames or frames[-1] is not None:
-        frames.append(asyncio.run(chunks.read_frame(read, lambda: limit)))
-    return frames
-
-
-def test_a_large_frame_travels_in_chunks() -> None:
-    assert chunked(wire.Goodbye()) == [wire.encode(wire.Goodbye())]
-    parts = chunked(LARGE)
-    assert len(parts) > 3
-    assert b"".join(parts) == wire.encode(LARGE)
-    assert read_all(*parts, wire.encode(wire.Goodbye())) == [LARGE, wire.Goodbye(), None]
-    for end in range(1, len(parts)):
-        assert read_all(*parts[:end]) == [None]
-    with pytest.raises(WireError, match=r"message of 12000\d\d bytes: must have 1200000 at most"):
-        read_all(*parts, limit=1_200_000)
-    with pytest.raises(WireError, match="must have 13 at least"):
-        read_all(b"x", *parts)
-
-
-@examples(50)
-@given(st.lists(st.integers(0, 300_000), max_size=5), st.integers(0, 200_000))
-def test_arrays_of_any_size_come_back(sizes: list[int], outline_bytes: int) -> None:
-    arrays = tuple(bytes([i + 1]) * size for i, size in enumerate(sizes))
-    frame = wire.Work("m-1", payload=wire.Packed(b"o" * outline_bytes, arrays))
-    parts = chunked(frame)
-    again = read_all(*parts)[0]
-    assert again == frame
-    assert isinstance(again, wire.Work)
-    assert len(parts) == 1 or all(type(array) is bytes for array in again.payload.arrays)
-
-
-def test_chunks_grow_while_the_link_takes_them() -> None:
-    now_s = 0.0
-    size = chunks.ChunkSize(clock=lambda: now_s)
-    sizes = []
-    for _ in range(2):
-        for chunk in size.split([bytes(2**23)]):
-            sizes.append(len(chunk) // chunks.MIN_CHUNK_BYTES)
-            now_s += 1.0 if len(sizes) == 7 else 0.001  # it stalls once
-    assert sizes[:12] == [1, 2, 4, 8, 16, 17, 17, 1, 2, 4, 8, 16]
-    assert sizes[-8:] == [*[17] * 7, 9], "the next frame begins with what the link has taken"
-    assert chunks.MAX_CHUNK_BYTES == 17 * chunks.MIN_CHUNK_BYTES
-
-
-def test_undersized_chunks_are_refused() -> None:
-    parts = chunked(LARGE)
-    for small in (b"", b"x", parts[1][:65535]):
-        with pytest.raises(WireError, match=f"a chunk of {len(small)} bytes, must have 65536"):
-            read_all(parts[0], small, *parts[1:])
-    with pytest.raises(WireError, match=r"REPLY frame: \d+ bytes too many"):
-        read_all(*parts[:-1], parts[-1] + bytes(1))
-
-
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
@@ -243,47 +171,6 @@ def test_tables_that_lie_are_refused(payload: bytes, text: str) -> None:
     frame = struct.pack(">BIQ", wire.Kind.REPLY, len(header), len(payload)) + header + payload
     with pytest.raises(WireError, match=text):
         wire.decode(frame)
-    # The same in a frame of several chunks.
-    more = struct.pack(">BIQ", wire.Kind.REPLY, len(header), 2**20) + header + payload
-    with pytest.raises(WireError):
-        read_all(more + bytes(2**16), bytes(2**20 + 100))
-
-
-def test_promised_bytes_take_no_memory() -> None:
-    table = struct.pack(">IIQ", 1, 0, 2**40)
-    header = b'{"message_id":"m-1"}'
-    payload = table + bytes(2**16)
-    size = len(table) + 2**40
-    frame = struct.pack(">BIQ", wire.Kind.REPLY, len(header), size) + header + payload
-    assert read_all(frame, limit=2**41) == [None]
-
-
-def test_frame_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_TIMEOUT_S", 0.01)
-
-    async def read() -> bytes | None:
-        if parts:
-            return parts.pop(0)
-        await asyncio.sleep(60)
-        return None
-
-    parts = chunked(LARGE)[:1]
-    with pytest.raises(WireError, match=r"REPLY frame: \d+ bytes are missing"):
-        asyncio.run(chunks.read_frame(read, lambda: 2**21))
-
-
-def test_payload_that_is_not_wanted_is_dropped() -> None:
-    small = wire.Reply("m-2", wire.Packed(b"small"))
-    asked: list[str] = []
-    read = stream_of(*chunked(LARGE), wire.encode(small))
-
-    def is_wanted(message_id: str) -> bool:
-        return bool(asked.append(message_id))
-
-    frame = asyncio.run(chunks.read_frame(read, lambda: 2**21, is_wanted=is_wanted))
-    assert frame == wire.Reply("m-1")
-    assert asyncio.run(chunks.read_frame(read, lambda: 2**21, is_wanted=is_wanted)) == small
-    assert asked == ["m-1"]
 
 
 def test_largest_frames_of_a_client_are_taken() -> None:
