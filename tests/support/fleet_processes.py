@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -100,7 +101,7 @@ class Fleet:
 
 
 class Link:
-    """A TCP relay whose connections can be cut, frozen or held up."""
+    """A TCP relay whose connections can be cut, frozen, held up or slow."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -111,6 +112,7 @@ class Link:
         self._threads: list[threading.Thread] = []
         self.up = True
         self.delay_s = 0.0  # before whatever passes
+        self.bytes_a_s = math.inf  # in each direction; what is sent faster waits in buffers
         self._frozen: set[socket.socket] = set()
         self._start(self._accept)
 
@@ -167,11 +169,12 @@ class Link:
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(65536):
+            while data := source.recv(65536 if math.isinf(self.bytes_a_s) else 4096):
                 if source not in self._frozen:
                     if self.delay_s:
                         time.sleep(self.delay_s)
                     sink.sendall(data)
+                    time.sleep(len(data) / self.bytes_a_s)
         if source not in self._frozen:
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_RDWR)

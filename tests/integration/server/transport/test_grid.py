@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import functools
 import logging
+import math
 import signal
 import socket
 import threading
@@ -285,6 +286,39 @@ def test_times_what_the_clients_take(fleet: Fleet) -> None:
         gates[name].open.set()
         until(lambda name=name: node_id_of(name) not in fleet.grid.busy())
     assert [e.rtt_s for e in pending.result()] == [6.5, 2.0, 2.5]
+
+
+def test_waiting_for_other_clients_models_is_not_the_clients_time(fleet: Fleet) -> None:
+    now_s = [100.0]
+    fleet.restart(clock=lambda: now_s[0])
+    fleet.run("a")
+    servicer = fleet.grid._servicer
+    assert servicer._loop is not None
+    held = servicer._turns.message()  # another client's model leaves
+    asyncio.run_coroutine_threadsafe(held.__aenter__(), servicer._loop).result()
+    pending = Pending(lambda: fleet.exchange("a", size=50_000, timeout_s=0.3))
+    until(lambda: [r for r in servicer.requests._open.values() if not math.isnan(r.waiting_s)])
+    now_s[0] += 1000.0
+    time.sleep(1.0)  # the caller looks at the clock, and goes on waiting
+    asyncio.run_coroutine_threadsafe(held.__aexit__(None, None, None), servicer._loop).result()
+    (exchange,) = pending.result()
+    assert exchange.failure is None
+    assert exchange.rtt_s == 0.0
+
+
+@pytest.mark.slow
+def test_client_behind_a_slow_link_is_not_taken_for_dead(
+    fleet: Fleet, link: Link, said: list[str]
+) -> None:
+    fleet.restart(keepalive_s=2.0)  # an answer may take 4 s
+    link.restore(fleet.grid.port)
+    link.bytes_a_s = 60_000
+    fleet.run("a", address=link.address, keepalive_s=2.0)
+    (exchange,) = fleet.exchange("a", size=120_000)
+    assert exchange.failure is None
+    assert exchange.rtt_s is not None
+    assert exchange.rtt_s > 2 * 480_000 / 60_000 - 2
+    assert not [line for line in said if "lost the connection" in line]
 
 
 def test_a_large_model_passes(fleet: Fleet) -> None:
