@@ -51,6 +51,7 @@ __all__ = [
 CHUNK_TIMEOUT_S = 60.0  # for the next chunk of a frame to come, or for the other end to take one
 SMALL_BYTES: Final = 32 * 2**10  # of the largest frame of one chunk
 
+_FEW: Final = 1000  # arrays, before other streams have their turn
 _MORE: Final = b"\x00"  # first byte of a chunk: more of the frame
 _MORE_ASKED: Final = b"\xff"  # the same, and its sender wants to know when it has come
 
@@ -288,7 +289,12 @@ async def _read_payload(body: _Body, payload_bytes: int) -> Packed:
     arrays_bytes = payload_bytes - COUNTS_BYTES - table_bytes - outline_bytes
     sizes = read_sizes(await body.take(table_bytes), arrays_bytes)
     outline = await body.take(outline_bytes)
-    return Packed(outline, tuple([await body.take(size) for size in sizes]))
+    arrays: list[bytes] = []
+    for size in sizes:
+        arrays.append(await body.take(size))
+        if not len(arrays) % _FEW:
+            await asyncio.sleep(0)  # thousands of arrays may have come in one chunk
+    return Packed(outline, tuple(arrays))
 
 
 class _Body:

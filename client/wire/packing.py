@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flower_scheduling._flwr import (
     ProtoArrayRecord,
     ProtoMessage,
     config_record_from_proto,
+    config_record_to_proto,
     error_from_proto,
+    fill,
     make_message,
     message_to_proto,
     metadata_from_proto,
     metadata_to_proto,
     metric_record_from_proto,
+    metric_record_to_proto,
     new_array,
-    recorddict_to_proto,
 )
 
 from .arrays import FastArray
@@ -53,23 +55,23 @@ def pack(message: Message, content: Packed | None = None) -> Packed:
 
 def pack_content(content: RecordDict) -> Packed:
     """Return the content of a message as it travels."""
-    outline = RecordDict()
+    proto = ProtoMessage()
+    proto.content.SetInParent()
     arrays: list[bytes] = []
     for name, record in content.items():
-        outline[name] = _outline(record, arrays) if isinstance(record, ArrayRecord) else record
-    proto = ProtoMessage(content=recorddict_to_proto(outline))
+        item = proto.content.items.add(key=name)
+        if isinstance(record, ArrayRecord):
+            item.array_record.SetInParent()
+            for key, array in record.items():
+                outline = item.array_record.items.add(key=key).value
+                outline.dtype, outline.stype = array.dtype, array.stype
+                outline.shape.extend(array.shape)
+                arrays.append(array.data)
+        elif isinstance(record, MetricRecord):
+            item.metric_record.CopyFrom(metric_record_to_proto(record))
+        else:
+            item.config_record.CopyFrom(config_record_to_proto(record))
     return Packed(proto.SerializeToString(), tuple(arrays))
-
-
-def _outline(record: ArrayRecord, arrays: list[bytes]) -> ArrayRecord:
-    """Return a record without the bytes of its arrays, and add these to ``arrays``."""
-    outline = ArrayRecord()
-    for key, array in record.items():
-        arrays.append(array.data)
-        outline[key] = new_array(
-            Array, dtype=array.dtype, shape=array.shape, stype=array.stype, data=b""
-        )
-    return outline
 
 
 def unpack(packed: Packed) -> Message:
@@ -91,16 +93,18 @@ def unpack(packed: Packed) -> Message:
     content = None
     arrays = iter(packed.arrays)
     if proto.HasField("content"):
-        content = RecordDict()
+        records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
         for item in proto.content.items:
             if item.HasField("array_record"):
-                content[item.key] = _array_record(item.array_record, arrays, packed)
+                records[item.key] = _array_record(item.array_record, arrays, packed)
             elif item.HasField("metric_record"):
-                content[item.key] = metric_record_from_proto(item.metric_record)
+                records[item.key] = metric_record_from_proto(item.metric_record)
             elif item.HasField("config_record"):
-                content[item.key] = config_record_from_proto(item.config_record)
+                records[item.key] = config_record_from_proto(item.config_record)
             else:
                 raise ValueError(f"record {item.key!r} is of no known kind")
+        content = RecordDict()
+        fill(content, records)
     if next(arrays, None) is not None:
         raise ValueError("more arrays than it has names for")
     error = error_from_proto(proto.error) if proto.HasField("error") else None
@@ -108,19 +112,21 @@ def unpack(packed: Packed) -> Message:
 
 
 def _array_record(proto: ProtoArrayRecord, arrays: Any, packed: Packed) -> ArrayRecord:
-    record = ArrayRecord()
+    found: dict[str, FastArray] = {}
     for item in proto.items:
         value = item.value
         data: Buffer | None = value.data
         if packed.arrays and (data or (data := next(arrays, None)) is None):
             raise ValueError(f"no bytes came for the array {item.key[:100]!r}")
-        record[item.key] = new_array(
+        found[item.key] = new_array(
             FastArray,
             dtype=value.dtype,
             shape=tuple(value.shape),
             stype=value.stype,
             data=data if isinstance(data, bytes) else bytes(data or b""),
         )
+    record = ArrayRecord()
+    fill(record, found)
     return record
 
 
