@@ -27,6 +27,7 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/$(subst $(VENV)/,,$(PYTEST)) -m "not slow" --hypothesis-profile quick \
 		tests/unit/strategies/flower tests/unit/client tests/unit/server tests/integration/server/test_app.py \
 		tests/integration/server/runtimes tests/integration/server/transport/test_grid.py tests/integration/test_earlier_runs.py
+	$(OLDEST)/$(subst $(VENV)/,,$(PYTEST)) tests/e2e/test_superlink.py -k "over_tls or plain_flwr_run"
 
 $(OLDEST)/.installed: $(VENV)/.installed-dev
 	$(BIN)/python -m venv --clear $(OLDEST)

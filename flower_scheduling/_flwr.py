@@ -7,8 +7,9 @@ What is taken from elsewhere in Flower may move with any minor version, and then
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from flwr import __version__
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.message.message import make_message
 from flwr.clientapp.typing import ClientAppCallable, Mod
@@ -32,6 +33,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
+    "GRPC_FLEET",
     "SUPERLINK_NODE_ID",
     "ClientAppCallable",
     "ErrorCode",
@@ -63,6 +65,8 @@ __all__ = [
     "take_identity",
 ]
 
+GRPC_FLEET: Final = tuple(map(int, __version__.split(".")[:2])) < (1, 40)
+"""Whether SuperNodes speak gRPC to a port of their own; later ones HTTP to that of all else."""
 _Array = TypeVar("_Array", bound=Array)
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 import httpx
 import tomli_w
 
+from flower_scheduling._flwr import GRPC_FLEET
 from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import (
     host_names,
@@ -53,7 +54,8 @@ class SuperLink:
     folder : Path
         Folder to create, for the database, the log and Flower's own files.
     address : str
-        Where SuperNodes and commands connect, HOST:PORT; port 0: any.
+        Where SuperNodes connect, HOST:PORT; port 0: any. Commands connect there too, and with
+        flwr 1.39 to a port of this machine alone.
     tls : Path, optional
         Folder of ``ca.pem``, ``server.pem`` and ``server.key``; none: no encryption.
     options : sequence of str
@@ -79,6 +81,10 @@ class SuperLink:
         self._host, port = parse_address("address", address, any_port=True)
         self._port = _free_port(address, self._host, port)
         self._local = _local_host(self._host)
+        self._http_host, self._http_port = self._host, self._port
+        if GRPC_FLEET:
+            self._http_host = self._local
+            self._http_port = _free_port(address, self._local, 0)
         self._tls = tls.resolve() if tls else None
         if self._tls is not None:
             server_credentials(self._tls)  # explains what is missing or does not match
@@ -93,6 +99,11 @@ class SuperLink:
     def address(self) -> str:
         """Where SuperNodes on this machine connect, HOST:PORT."""
         return join_host_port(self._local, self._port)
+
+    @property
+    def _http_address(self) -> str:
+        """Where Flower's commands on this machine connect, HOST:PORT."""
+        return join_host_port(self._local, self._http_port)
 
     @property
     def log_file(self) -> Path:
@@ -206,21 +217,23 @@ class SuperLink:
         return " ".join(command)
 
     def _start(self) -> None:
-        certificates, connection = ["--insecure"], {"address": self.address, "insecure": True}
+        certificates, connection = ["--insecure"], {"address": self._http_address, "insecure": True}
         if self._tls is not None:
             ca = str(self._tls / "ca.pem")
             certificates = ["--ssl-ca-certfile", ca]
             certificates += ["--ssl-certfile", str(self._tls / "server.pem")]
             certificates += ["--ssl-keyfile", str(self._tls / "server.key")]
-            connection = {"address": self.address, "root-certificates": ca}
+            connection = {"address": self._http_address, "root-certificates": ca}
         home = self._folder / "flower"
         home.mkdir()
         (home / "config.toml").write_text(
             tomli_w.dumps({"superlink": {"default": _CONNECTION, _CONNECTION: connection}}),
             encoding="utf-8",
         )
-        command = [self._superlink, "--host", self._host, "--port", str(self._port), *certificates]
-        command += ["--database", str(self._folder / "state.db")]
+        command = [self._superlink, "--host", self._http_host, "--port", str(self._http_port)]
+        if GRPC_FLEET:
+            command += ["--fleet-api-address", join_host_port(self._host, self._port)]
+        command += [*certificates, "--database", str(self._folder / "state.db")]
         command += ["--isolation", "subprocess", *self._options]
         with self.log_file.open("wb") as log:
             self._process = start_program(command, self._environment(), log)
@@ -257,7 +270,7 @@ class SuperLink:
                         f"the SuperLink ended with exit code {code}: {self._last_line()}"
                     )
                 try:
-                    if client.get(f"{scheme}://{self.address}/health").is_success:
+                    if client.get(f"{scheme}://{self._http_address}/health").is_success:
                         return
                 except httpx.HTTPError:
                     pass

@@ -15,6 +15,7 @@ from paths import ROOT
 
 from flower_scheduling.errors import ConfigError, SchedulingError, SuperLinkError
 from flower_scheduling.server.cli.certificates import CertificateFolder
+from flower_scheduling.server.runtimes import superlink
 from flower_scheduling.server.runtimes.app_bundle import write_app
 from flower_scheduling.server.runtimes.superlink import SuperLink, supernode_command
 from flower_scheduling.server.runtimes.superlink_run import run_superlink
@@ -145,6 +146,29 @@ def test_superlink_that_dies_at_the_start_is_one_line(
         f"{tmp_path / 'run' / 'superlink'}"
     )
     assert (tmp_path / "run" / "superlink" / "superlink.log").exists()
+
+
+@pytest.mark.parametrize("grpc_fleet", [True, False])
+def test_supernodes_connect_where_they_are_told_in_any_version_of_flower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpc_fleet: bool
+) -> None:
+    program = tmp_path / "bin" / "flower-superlink"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho $*\nexit 3\n")
+    program.chmod(0o755)
+    (tmp_path / "bin" / "flwr").symlink_to(program)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "bin"))
+    monkeypatch.setattr(superlink, "GRPC_FLEET", grpc_fleet)  # of flwr 1.39
+    link = SuperLink(tmp_path / "state", "127.0.0.1:0")
+    with pytest.raises(SuperLinkError, match="exit code 3"), link:
+        pass
+    *_, command = link.log_file.read_text().splitlines()
+    config = tomllib.loads((tmp_path / "state" / "flower" / "config.toml").read_text())
+    http = config["superlink"]["here"]["address"]
+    assert f"--host 127.0.0.1 --port {http.rpartition(':')[2]} " in command
+    assert (http != link.address) == grpc_fleet
+    assert (f"--fleet-api-address {link.address} " in command) == grpc_fleet
+    assert f"--superlink {link.address} " in link.supernode_hint()
 
 
 def test_certificate_must_name_the_host(tmp_path: Path) -> None:
