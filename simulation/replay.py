@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_scheduling.server.runtimes.signals import stoppable
+from flower_scheduling.server.settings.run import options_help
+from flower_scheduling.strategies import POLICIES
 
-from .engine.replayer import RECORDED, Replayed, caveats, replay
+from .engine.replayer import RECORDED, Replayed, caveats, plays_again, replay, replayable
 from .environments.recorded import RunRecord, read_record
 
 _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
@@ -27,15 +29,34 @@ _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
     "strategies",
     multiple=True,
     metavar="NAME",
-    help=f"May be given several times. Default: {', '.join(_DEFAULT)}.",
+    help="May be given several times. One of: "
+    + ", ".join(filter(replayable, POLICIES))
+    + f", or MODULE:CLASS.  [default: {', '.join(_DEFAULT)}]",
+)
+@click.option(
+    "--strategy-option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help=f"Parameters of --strategy; several with commas between. They are: {options_help()}.",
 )
 @click.option("--seeds", type=click.IntRange(min=2), default=100, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="All of it, for scripts.")
-def replay_command(run: Path, strategies: Sequence[str], seeds: int, as_json: bool) -> None:
-    """Replay policies on the round trips recorded in RUN: what they would have cost."""
+def replay_command(
+    run: Path, strategies: Sequence[str], options: Sequence[str], seeds: int, as_json: bool
+) -> None:
+    """Replay policies on the round trips recorded in RUN: what they would have cost.
+
+    The run's own policy is always among them, as it was set there.
+    """
+    if options and not strategies:
+        raise click.UsageError("--strategy-option wants the --strategy that has the parameter")
     record = read_record(run)
+    option, names = ",".join(options), list(dict.fromkeys(strategies or _DEFAULT))
+    if not option and plays_again(record):  # it is there already
+        names = [name for name in names if name != record.policy]
     with stoppable():
-        found = replay(record, list(dict.fromkeys(strategies or _DEFAULT)), num_seeds=seeds)
+        found = replay(record, names, num_seeds=seeds, option=option)
     if as_json:
         shown = {
             "recorded_s": record.time_s,

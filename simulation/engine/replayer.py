@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.strategies import POLICIES
+from flower_scheduling.strategies import POLICIES, find_policy, parse_options
 from flower_scheduling.strategies.base import BoolArray, FloatArray
 
 from ..environments.recorded import FEW, RecordedEnvironment, RunRecord
@@ -22,6 +22,8 @@ from .study import Contender, StudyResult, run_study
 RECORDED: Final = "recorded"
 # With fewer repetitions an interval says little.
 _ENOUGH: Final = 20
+# With fewer requests some failures in a hundred may not have shown.
+_MANY_TRIES: Final = 100
 _CHANGED: Final = 1.25
 # How rarely a record is called changed that is not.
 _CHANCE: Final = 0.001
@@ -35,7 +37,7 @@ class Replayed:
     Attributes
     ----------
     policy : str
-        The policy's name.
+        The policy's name, with the parameters that were given.
     times_s : (num_seeds,) float64
         Total time of each repetition, which all policies of a replay share: differences of pairs
         say what one policy saves against another [s].
@@ -70,6 +72,7 @@ def replay(
     num_seeds: int = 100,
     seed: int = 0,
     again: bool = True,
+    option: str = "",
 ) -> list[Replayed]:
     """Run policies on what was recorded, the one that made the record first.
 
@@ -85,18 +88,26 @@ def replay(
         Seed.
     again : bool
         Whether to run the policy that made the record, as :data:`RECORDED`, if that can be done.
+    option : str
+        Parameters of the policies, ``key=value,key=value``.
 
     Raises
     ------
-    ConfigError
-        If a policy needs what was not recorded.
+    ConfigError, UnknownPolicyError
+        If there is no such policy, it needs what was not recorded, or has no such parameter.
     """
     for name in policies:
-        if not _replayable(name):
-            raise ConfigError("strategy", name, "must be a policy that learns from times alone")
-    contenders = {name: _contender(record, name) for name in policies}
-    if again and _replayable(record.policy):
-        contenders = {RECORDED: _contender(record, record.policy), **contenders}
+        find_policy(name)
+        if not replayable(name):
+            listed = ", ".join(filter(replayable, POLICIES))
+            message = f"must be a policy that learns from times alone: {listed}"
+            raise ConfigError("strategy", name, message)
+    contenders = {
+        f"{name} {option}".strip(): _contender(record, name, option or _own_option(record, name))
+        for name in policies
+    }
+    if again and (own := _recorded(record)) is not None:
+        contenders = {RECORDED: own, **contenders}
     results = run_study(
         contenders,
         partial(RecordedEnvironment, record),
@@ -130,6 +141,12 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
         lines.append(
             f"Between the first and the second half of their rounds, the times of "
             f"{_listed(record, changed)} changed by more than a quarter; replays mix the two."
+        )
+    tries = sum(values.size for values in record.samples_s)
+    if tries < _MANY_TRIES and all(np.isfinite(values).all() for values in record.samples_s):
+        lines.append(
+            f"None of {tries} requests failed, and none fails in the replay: so few do not say "
+            "that no client ever will."
         )
     rare = [arm for arm, values in enumerate(record.samples_s) if values.size < FEW]
     if rare:
@@ -167,16 +184,38 @@ def _listed(record: RunRecord, arms: Sequence[int]) -> str:
     return names + (f" and {len(arms) - 5} more" if len(arms) > 5 else "")
 
 
-def _replayable(name: str) -> bool:
+def replayable(name: str) -> bool:
+    """Tell whether a policy needs nothing but what is recorded of any run."""
     spec = POLICIES.get(name)
     return spec is not None and not spec.reports and "expected_time_s" not in spec.parameters()
 
 
-def _contender(record: RunRecord, name: str) -> Contender:
+def plays_again(record: RunRecord) -> bool:
+    """Tell whether the policy of a record can be replayed as it was set there."""
+    return _recorded(record) is not None
+
+
+def _own_option(record: RunRecord, name: str) -> str:
+    """Return the parameters that a policy had in the record, if it is that of the record."""
+    return record.option if name == record.policy else ""
+
+
+def _recorded(record: RunRecord) -> Contender | None:
+    """Return the policy of a record as it was set there; ``None`` if it cannot be replayed."""
+    if not replayable(record.policy):
+        return None
+    try:
+        return _contender(record, record.policy, record.option)
+    except ConfigError:  # of another app, which may have given it anything
+        return None
+
+
+def _contender(record: RunRecord, name: str, option: str) -> Contender:
     taken = POLICIES[name].parameters()
     params = {key: value for key, value in record.params.items() if key in taken}
     if record.floors and "min_participation" in taken:
         params["min_participation"] = list(record.floors)
+    params |= parse_options(name, option)
     return Contender(name, params)
 
 

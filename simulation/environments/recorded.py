@@ -30,8 +30,10 @@ _MOST_SAMPLES: Final = 2000
 # Size of the sample of a client hardly known.
 _LEAST_SAMPLES: Final = 64
 _BLOCK: Final = 64
-# For how many recorded times the one counts that no round has shown.
+# For how many recorded times the one counts that no round has shown, and how many times the longest
+# recorded one it takes at most.
 _UNSEEN: Final = 0.5
+_BEYOND: Final = 3.0
 _TINY_S: Final = 1e-9
 # A grid of what a fleet may be like: usual failure rates, as logits; for how many rounds of its own
 # the fleet's rate counts with a client; shares of clients that fail at rates of their own.
@@ -195,6 +197,8 @@ class RunRecord:
         Participation floors; empty: none.
     params : mapping
         Settings of the run that some policies take as parameters of their own.
+    option : str
+        Parameters of its policy, as ``strategy-option`` has them.
     time_s : float
         Sum of the recorded rounds' lengths, as the study counts them: a client that fails takes the
         whole deadline [s].
@@ -214,6 +218,7 @@ class RunRecord:
     params: Mapping[str, Any]
     time_s: float
     measured_s: float
+    option: str = ""
 
 
 def read_record(run_dir: Path) -> RunRecord:
@@ -275,6 +280,7 @@ def record_of(run: RecordedRun) -> RunRecord:
         params={key: run.config[key] for key in _PARAMS if key in run.config},
         time_s=time_s,
         measured_s=measured_s,
+        option=str(run.config.get("strategy-option", "")),
     )
 
 
@@ -284,16 +290,18 @@ class RecordedEnvironment:
     Every row of the batch has laws of its own that the record may come from, so that rows differ
     by what the record leaves open. Whether an arm fails is apart from how long it takes:
 
-    - An arm fails either as arms of this fleet usually do, at rates about one mean, or at a rate
-      of its own, which may be any. How often the first, how much those differ and how many are of
-      the second kind is drawn for each row from what the whole record says, then each arm's rate
-      given its own rounds. So an arm that was tried once and failed mostly had bad luck in a
-      fleet where others hardly fail, and one that always failed goes on failing.
+    - Where no failure was recorded none is drawn: with a deadline far above the times, the failures
+      that a short record leaves possible would be all of the result. Else an arm fails either as
+      arms of this fleet usually do, at rates about one mean, or at a rate of its own, which may be
+      any. How often the first, how much those differ and how many are of the second kind is drawn
+      for each row from what the whole record says, then each arm's rate given its own rounds. So
+      an arm that was tried once and failed mostly had bad luck in a fleet where others hardly
+      fail, and one that always failed goes on failing.
     - The times of an arm that completed 20 rounds or more are a bootstrap sample of its own. Of
       an arm with n times only n / 20 of the sample are; the rest come from a pool of all times in
       which those of arms seldom tried weigh most: policies seldom try the slow. The pool's weights
-      are drawn for each row (a Bayesian bootstrap), and so is one time beyond the pool's median
-      that was not seen yet: few rounds do not show the longest times.
+      are drawn for each row (a Bayesian bootstrap), and so is one time between the pool's median
+      and three times its longest that was not seen yet: few rounds do not show the longest times.
 
     The order of the record is lost: what changed in the course of the run is mixed.
 
@@ -369,10 +377,13 @@ def _failure_rates(
 
     tries = np.array([values.size for values in samples_s])
     fails = np.array([np.count_nonzero(np.isinf(values)) for values in samples_s])
+    if not fails.any():
+        return np.zeros((num_rows, tries.size))
     axes = (expit(_LOGIT_RATES), _RATE_WEIGHTS, _ODD_SHARES)
     mean, weight, odd = (grid.reshape(-1, 1) for grid in np.meshgrid(*axes))
     first, second = mean * weight, (1.0 - mean) * weight
-    log_chance = 0.5 * np.log(mean * (1.0 - mean))  # on a grid of logits: Jeffreys' prior
+    # Level on a grid of logits: so many failures are expected as were recorded, also of few.
+    log_chance = np.zeros_like(mean)
     cases, counts = np.unique(np.stack([fails, tries]), axis=1, return_counts=True)
     for (bad, all_), count in zip(cases.T, counts, strict=True):
         usual = betaln(first + bad, second + all_ - bad) - betaln(first, second)
@@ -402,7 +413,8 @@ def _time_laws(
         kept = rng.choice(pool_s.size, _MOST_SAMPLES, replace=False, p=chance)
         pool_s, weights = pool_s[kept], np.full(_MOST_SAMPLES, weights.sum() / _MOST_SAMPLES)
     median_s = max(float(np.median(pool_s)), _TINY_S)
-    unseen_s = np.exp(rng.uniform(np.log(median_s), np.log(tau_max_s), (num_rows, 1)))
+    longest_s = min(tau_max_s, max(_BEYOND * float(pool_s.max()), median_s))
+    unseen_s = np.exp(rng.uniform(np.log(median_s), np.log(longest_s), (num_rows, 1)))
     pools_s = np.hstack([np.broadcast_to(pool_s, (num_rows, pool_s.size)), unseen_s])
     parts = rng.standard_gamma([*weights, _UNSEEN], pools_s.shape)
     levels = np.cumsum(parts, axis=1) / parts.sum(axis=1, keepdims=True)

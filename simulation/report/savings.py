@@ -106,6 +106,8 @@ class SavingsEstimate:
         if self.policy == RANDOM:
             took = f"Random selection took {seconds(self.recorded_s)}."
             other = f"Scheduling with {self.other}"
+        if {percent(self.saved_share.low), percent(self.saved_share.high)} == {percent(0.0)}:
+            return f"{took} {other} would have taken just as long."
         low, high = self.other_s.low, self.other_s.high
         if self.again_s and self._differs(self.again_s):
             took = took[:-1] + f", and {seconds(self.again_s.mean)} on average when replayed."

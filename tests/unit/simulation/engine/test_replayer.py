@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.cli import main
-from flower_scheduling.simulation.engine.replayer import RECORDED, replay
-from flower_scheduling.simulation.environments.recorded import RecordedEnvironment, read_record
+from flower_scheduling.simulation.engine.replayer import RECORDED, caveats, replay
+from flower_scheduling.simulation.environments.recorded import (
+    RecordedEnvironment,
+    RunRecord,
+    read_record,
+)
+from flower_scheduling.strategies import RoundContext, RoundOutcome, build_policy
 
 
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:
@@ -66,3 +72,85 @@ def test_replays_that_cannot_be_are_refused(
         replay(read_record(run_dir), ["local-accuracy"])
     assert main(["replay", str(tmp_path)]) == 2
     assert "must be a run directory" in one_error(capsys)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_short_record_is_played_at_about_what_it_took(once: bool) -> None:
+    """With a deadline far above all times, what may yet fail must not be all of the result."""
+    policy = build_policy(
+        "cs-ucb-q-adaptive",
+        num_arms=4,
+        num_selected=2,
+        tau_max_s=6.0,
+        rng=np.random.default_rng(3),
+    )
+    rng = np.random.default_rng(2)
+    samples: list[list[float]] = [[] for _ in range(4)]
+    available = np.ones((12, 4), dtype=np.bool_)
+    took_s = 0.0
+    for number, there in enumerate(available, start=1):
+        there[3] = not (once and samples[3])
+        selection = policy.ask(RoundContext(number, there, there))
+        times_s = np.array([0.01, 0.012, 0.02, 0.03]) * rng.gamma(9, 1 / 9, 4)
+        policy.tell(selection, RoundOutcome(times_s, np.ones(4, dtype=np.bool_)))
+        for arm in np.flatnonzero(selection.mask).tolist():
+            samples[arm].append(float(times_s[arm]))
+        took_s += float(times_s[selection.mask].max())
+    record = RunRecord(
+        names=("a", "b", "c", "d"),
+        policy="cs-ucb-q-adaptive",
+        num_selected=2,
+        num_rounds=12,
+        tau_max_s=6.0,
+        samples_s=tuple(map(np.array, samples)),
+        available=available,
+        member=available,
+        floors=(),
+        params={},
+        time_s=took_s,
+        measured_s=took_s,
+    )
+    found = replay(record, [])
+    assert found[0].time_s.mean == pytest.approx(took_s, rel=0.5)
+    told = caveats(record, found)
+    assert any("None of 24 requests failed" in line for line in told)
+    assert any("Fewer than 10 rounds were recorded of" in line for line in told)
+
+
+def test_parameters_of_policies_are_set_and_the_runs_own_is_there_once(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def replayed(*arguments: str) -> list[dict[str, Any]]:
+        assert main(["replay", str(run_dir), "--seeds", "4", "--json", *arguments]) == 0
+        return json.loads(capsys.readouterr().out)["replayed"]  # type: ignore[no-any-return]
+
+    assert [each["policy"] for each in replayed()] == [RECORDED, "cs-ucb-q", "cs-ucb-q-adaptive"]
+    assert [each["policy"] for each in replayed("--strategy", "random")] == [RECORDED]
+    (_, usual) = replayed("--strategy", "sw-ucb")
+    (_, other) = replayed("--strategy", "sw-ucb", "--strategy-option", "window=5")
+    assert other["policy"] == "sw-ucb window=5"
+    assert other["time_s"] != usual["time_s"]
+    wrong = (
+        ("--strategy-option window=5", "wants the --strategy"),
+        ("--strategy sw-ucb --strategy-option widow=5", "did you mean window?"),
+        ("--strategy sw-ubc", "did you mean sw-ucb?"),
+    )
+    for arguments, text in wrong:
+        assert main(["replay", str(run_dir), *arguments.split()]) == 2
+        assert text in capsys.readouterr().err
+    assert main(["replay", "--help"]) == 0
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "cs-ucb-adaptive, cs-ucb-q-adaptive" in help_text
+    assert "local-accuracy" not in help_text.partition("--strategy-option")[0]
+
+
+def test_the_policy_of_the_record_keeps_its_parameters(run_dir: Path) -> None:
+    record = replace(read_record(run_dir), policy="sw-ucb", option="window=5")
+    again, same, usual = (
+        *replay(record, ["sw-ucb"], num_seeds=4),
+        *replay(replace(record, option=""), [], num_seeds=4),
+    )
+    assert again.times_s.tolist() == same.times_s.tolist()
+    assert again.times_s.tolist() != usual.times_s.tolist()
+    strange = replace(record, option="window=<object>")  # of another app
+    assert [each.policy for each in replay(strange, ["random"], num_seeds=4)] == ["random"]

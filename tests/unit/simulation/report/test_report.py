@@ -875,3 +875,11 @@ def test_every_policy_of_a_run_has_an_answer(tmp_path: Path) -> None:
     for name in POLICIES:
         found = estimate_savings(read_record(a_run(tmp_path / name, steady(30), strategy=name)), 2)
         assert found.recorded_s > 0
+
+
+def test_policies_that_take_just_as_long_are_said_to(tmp_path: Path) -> None:
+    rounds = [a_round(n, {0: 0.2, 1: 0.3}, num_arms=2) for n in range(1, 30)]
+    run = a_run(tmp_path / "run", rounds, names=("a", "b"))
+    found = estimate_savings(read_record(run), 20)
+    assert found.sentence.endswith("Random selection would have taken just as long.")
+    assert "0 % to 0 %" not in reported(run).text
