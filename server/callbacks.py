@@ -88,6 +88,11 @@ class Run:
         """Deadline of a round [s]."""
         return float(self.settings["tau-max-s"])
 
+    def earlier_rounds(self) -> Iterator[RoundRecord]:
+        """Read the rounds of an earlier part of the run."""
+        if self.directory is not None and self.done:
+            yield from self.directory.read(self.done, [arm.name for arm in self.strategy.arms.arms])
+
     def summary(self) -> dict[str, Any]:
         """Return the run in numbers, ready for JSON."""
         return self.totals.summary(

@@ -273,7 +273,7 @@ class AlarmLog(RoundCallback):
     active: tuple[Alarm, ...] = ()
 
     def on_start(self, run: Run) -> None:
-        """Judge this run from its first round on."""
+        """Judge this run from its first round on, also where it goes on with an earlier one."""
         self._run = run
         self._alarms = Alarms(
             run.totals,
@@ -291,6 +291,8 @@ class AlarmLog(RoundCallback):
         self._alarms.observe(record)
         names = [arm.name for arm in strategy.arms.arms]
         found = self._alarms.active(names, strategy.floors, self._run.saved_round)
+        for record in run.earlier_rounds():
+            self._alarms.observe(record)
         before = {(alarm.kind, alarm.arm) for alarm in self.active}
         now = {(alarm.kind, alarm.arm): alarm for alarm in found}
         if time.monotonic() - self._since_s > _LOG_AGAIN_S:

@@ -351,6 +351,10 @@ class RunDirectory:
             self._best_accuracy = -1.0
         return end
 
+    def read(self, num_rounds: int, names: Sequence[str]) -> Iterator[RoundRecord]:
+        """Read its first rounds again; see :func:`read_rounds`."""
+        return read_rounds(self.path, num_rounds, names)
+
     def write_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Append one line to ``rounds.jsonl`` and keep the best model; a round hook."""
         wall_s = round(time.monotonic() - self._begin, 6)

@@ -126,6 +126,7 @@ class Recording:
             # A run that was killed when it had reached its end has but to write its results.
             started.num_rounds = run.done if run.totals.target_reached else started.num_rounds
             started.hooks += hooks
+            started.earlier = run.earlier_rounds()
             yield
         if plan.base is not None:
             _FINISHED[plan.base] += 1

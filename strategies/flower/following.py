@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 
 from flower_scheduling.errors import ConfigError
 
-from .record import RoundHook
+from .record import RoundHook, RoundRecord
 from .timed_grid import TimedExchange
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class StartedRun:
         Whether records explain the selection; ``None``: the app does not mind.
     hooks : list of callable
         Called after each round, before the strategy's own.
+    earlier : iterable of RoundRecord
+        The rounds that a resumed run has behind it.
     """
 
     strategy: ScheduledStrategy
@@ -78,6 +80,7 @@ class StartedRun:
     num_rounds: int
     explain: bool | None = None
     hooks: list[RoundHook] = field(default_factory=list)
+    earlier: Iterable[RoundRecord] = ()
 
 
 Follower: TypeAlias = Callable[[StartedRun], AbstractContextManager[Any]]

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from .arm_table import Arm
@@ -28,9 +28,13 @@ class RoundLog:
     every_s : float
         Least time between two lines [s]; the first round and evaluated ones have theirs in any
         case. 0: every round; infinite: none at all.
+    earlier : iterable of RoundRecord
+        Rounds that were logged already, of the run that this one goes on with.
     """
 
-    def __init__(self, num_rounds: int, every_s: float = 0.0) -> None:
+    def __init__(
+        self, num_rounds: int, every_s: float = 0.0, earlier: Iterable[RoundRecord] = ()
+    ) -> None:
         self._num_rounds = num_rounds
         self._every_s = every_s
         self._logged_s = -math.inf
@@ -40,22 +44,27 @@ class RoundLog:
         self._absent: Counter[int] = Counter()  # rounds that were not owed to it
         self._selected: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
+        for record in earlier if every_s < math.inf else ():
+            self._count(record)
 
     def on_round(self, record: RoundRecord) -> None:
         """Count a round, and log it if it is due."""
         if self._every_s == math.inf:
             return
+        self._count(record)
+        now_s = time.monotonic()
+        due = record.accuracy is not None or now_s - self._logged_s >= self._every_s
+        if due and LOGGER.isEnabledFor(logging.INFO):
+            self._logged_s = now_s
+            LOGGER.info("[ROUND %d/%d] %s", record.round, self._num_rounds, round_text(record))
+
+    def _count(self, record: RoundRecord) -> None:
         self._first = record.round if self._first is None else self._first
         self._last = record.round
         self._joined += [record.round] * (record.num_arms - len(self._joined))
         self._absent.update(record.absent)
         self._selected.update(record.selected)
         self._failed.update(result.arm for result in record.results if not result.completed)
-        now_s = time.monotonic()
-        due = record.accuracy is not None or now_s - self._logged_s >= self._every_s
-        if due and LOGGER.isEnabledFor(logging.INFO):
-            self._logged_s = now_s
-            LOGGER.info("[ROUND %d/%d] %s", record.round, self._num_rounds, round_text(record))
 
     def on_end(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
         """Log the share of rounds of each client against its floor, the least kept ones first.

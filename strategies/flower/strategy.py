@@ -480,7 +480,7 @@ class ScheduledStrategy(Strategy):
             deadline_s=min(timeout, self._tau_max_s),
             result=Result(arrays=started.arrays),
             hooks=started.hooks,
-            log=RoundLog(started.num_rounds, self._log_every_s),
+            log=RoundLog(started.num_rounds, self._log_every_s, started.earlier),
         )
         return self._run
 

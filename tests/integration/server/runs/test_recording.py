@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
 
 from flower_scheduling.errors import ConfigError, NoStepError
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
+from flower_scheduling.server.monitoring.alarms import AlarmLog
 from flower_scheduling.server.page.run_view import RunView
 from flower_scheduling.server.runs.directory import written_rounds
 from flower_scheduling.server.runs.recording import record_app
@@ -155,6 +156,34 @@ def test_a_run_that_was_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path
     again = start(path, 6, strategy=FedAdam(eta=0.1), resume=True)  # of a finished run: the second
     assert (path / "start-2").is_dir()
     assert again.arrays["w"].numpy().tolist() == whole.arrays["w"].numpy().tolist()
+
+
+def test_a_run_that_goes_on_is_judged_and_summed_up_as_a_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds: list[set[str]] = []
+
+    class Judge(AlarmLog):
+        def on_round(self, record: Any, arrays: ArrayRecord) -> None:
+            super().on_round(record, arrays)
+            kinds.append({alarm.kind for alarm in self.active})
+
+    def part(rounds: int) -> None:
+        caplog.clear()
+        config = FleetConfig(run_dir=str(tmp_path), app="some:app")
+        follower = record_app(config, callbacks=lambda: [Judge()], resume=rounds > 20)
+        with followed_by(follower):
+            start(None, rounds, tau_max_s=0.2, policy="random", on=grid())
+
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        part(20)
+        assert not any("deadline-tight" in found for found in kinds), "too few to judge"
+        part(27)
+    failed = [line["reason"].count("timeout") for line in rounds_of(tmp_path)]
+    assert sum(failed) > 0.1 * 54
+    assert "deadline-tight" in kinds[-1]
+    (line,) = (text for text in caplog.messages if text.startswith("shares of rounds"))
+    assert "rounds 1 to 27: " in line
 
 
 def test_a_finished_run_that_is_continued_has_nothing_to_do(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         for _ in range(30):
             for _ in range(5):
+        earlier_rounds=tuple,
                 number += 1
                 play(failed(number, 1, "error: x"))
             assert [alarm.kind for alarm in log.active] == ["always-fails"]

@@ -110,3 +110,19 @@ def test_the_end_of_a_run_of_many_clients_is_one_line(caplog: pytest.LogCaptureF
         log.on_round(half_failed(1))
         log.on_end(arms, None)
     assert caplog.records[-1].getMessage().endswith("and 100 more")
+
+
+def test_shares_are_of_the_whole_run_that_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def last_line(log: RoundLog, first: int) -> str:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger=LOGGER.name):
+            for number in range(first, 7):
+                log.on_round(half_failed(number))
+            log.on_end(three_arms(), None)
+        return caplog.messages[-1]
+
+    whole = last_line(RoundLog(6), 1)
+    assert whole.startswith("shares of rounds, rounds 1 to 6: ")
+    earlier = iter([half_failed(number) for number in range(1, 5)])
+    assert last_line(RoundLog(6, earlier=earlier), 5) == whole
+    assert len(caplog.messages) == 3, "a line for each new round, and the shares"
