@@ -16,7 +16,7 @@ from flower_scheduling.strategies import NamedFloors, parse_floors
 from flower_scheduling.strategies.flower import LOGGER, TIMEOUT, RoundRecord, failure_kind
 
 from ..callbacks import RoundCallback, Run
-from ..runs.totals import RunTotals
+from ..runs.totals import LOOSE, RunTotals
 
 FLOOR_MISSED: Final = "floor-missed"
 ALWAYS_FAILS: Final = "always-fails"
@@ -48,7 +48,6 @@ _OWED_ROUNDS: Final = 5.0  # and if that is at least so many rounds
 _FAILURES: Final = 5  # in a row
 _FEW_TIMES: Final = 50  # selections in the window, before the deadline is judged
 _TIGHT: Final = 0.1  # share of the selected that may miss a deadline
-_LOOSE: Final = 10.0  # a deadline may be so many times the slowest answer of the window
 _CALM: Final = 0.5  # an alarm on the deadline ends at this part of what began it: no flapping
 _BETTER: Final = 0.002  # what an accuracy must gain to count as better
 _NO_STEP_ROUNDS: Final = 10
@@ -84,6 +83,7 @@ class _WindowRound(NamedTuple):
     member: NDArray[np.bool_]  # (num_arms,)
     slowest_s: float  # the slowest answer
     num_timeouts: int
+    num_silent: int  # of these, by clients that have never answered
 
 
 class Alarms:
@@ -115,7 +115,7 @@ class Alarms:
         self._rule = parse_floors(fairness)
         self._window: deque[_WindowRound] = deque()
         # Sums over the window, the last two by arm.
-        self._num_selected = self._num_timeouts = 0
+        self._num_selected = self._num_timeouts = self._num_silent = 0
         self._selected: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._member: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         # By arm: whether it is a member, how often it became one, rounds since it was one.
@@ -130,10 +130,14 @@ class Alarms:
         member = np.ones(record.num_arms, dtype=np.bool_)
         member[record.absent] = False
         answers_s = [result.rtt_s or 0.0 for result in record.results if result.completed]
-        kinds = [failure_kind(reason) for reason in record.reason if reason is not None]
-        self._enter(
-            _WindowRound(record.selected, member, max(answers_s, default=0.0), kinds.count(TIMEOUT))
-        )
+        late = [
+            result.arm
+            for result in record.results
+            if result.reason is not None and failure_kind(result.reason) == TIMEOUT
+        ]
+        silent = [arm for arm in late if not self._totals.arms[arm].completed]
+        slowest_s = max(answers_s, default=0.0)
+        self._enter(_WindowRound(record.selected, member, slowest_s, len(late), len(silent)))
         self._follow_members(member)
         self._judge_deadline()
         if record.accuracy is not None:
@@ -167,13 +171,18 @@ class Alarms:
         enough = answers >= _FEW_TIMES
         limit = _TIGHT * (_CALM if self._tight else 1.0)
         self._tight = enough and timeouts > limit * answers
-        limit = _LOOSE * (_CALM if self._loose else 1.0)
+        limit = LOOSE * (_CALM if self._loose else 1.0)
         self._loose = enough and 0 < limit * slowest_s < self._tau_max_s
 
     def _answers(self) -> tuple[int, int, float]:
-        """Return selections, missed deadlines and slowest answer [s] of the window."""
+        """Return selections, missed deadlines and slowest answer [s] of the window.
+
+        A client that has never answered has missed no deadline that is far from all answers.
+        """
         slowest_s = max((entry.slowest_s for entry in self._window), default=0.0)
-        return self._num_selected, self._num_timeouts, slowest_s
+        far = 0 < LOOSE * slowest_s < self._tau_max_s
+        timeouts = self._num_timeouts - (self._num_silent if far else 0)
+        return self._num_selected, timeouts, slowest_s
 
     def _of_run(self, saved_round: int) -> Iterator[Alarm]:
         answers, timeouts, slowest_s = self._answers()
@@ -257,6 +266,7 @@ class Alarms:
     def _add(self, entry: _WindowRound, sign: int) -> None:
         self._num_selected += sign * len(entry.selected)
         self._num_timeouts += sign * entry.num_timeouts
+        self._num_silent += sign * entry.num_silent
         self._selected[entry.selected] += sign
         self._member[: entry.member.size] += sign * entry.member
 
@@ -281,6 +291,8 @@ class AlarmLog(RoundCallback):
             checkpoint_every=run.checkpoint_every if run.directory else 0,
             fairness=str(run.settings.get("fairness", "none")),
         )
+        for record in run.earlier_rounds():
+            self._alarms.observe(record)
         self.active = ()
         self._logged: Counter[str] = Counter()  # of each kind, since
         self._since_s = time.monotonic()
@@ -291,8 +303,6 @@ class AlarmLog(RoundCallback):
         self._alarms.observe(record)
         names = [arm.name for arm in strategy.arms.arms]
         found = self._alarms.active(names, strategy.floors, self._run.saved_round)
-        for record in run.earlier_rounds():
-            self._alarms.observe(record)
         before = {(alarm.kind, alarm.arm) for alarm in self.active}
         now = {(alarm.kind, alarm.arm): alarm for alarm in found}
         if time.monotonic() - self._since_s > _LOG_AGAIN_S:

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from flower_scheduling.strategies.flower import TIMEOUT, Arm, RoundRecord, failure_kind
 
+LOOSE: Final = 10.0
+"""A deadline so many times the slowest answers is far from them: what has never answered is off."""
 _SUGGESTED_QUANTILE: Final = 0.99
 _SUGGESTED_FACTOR: Final = 1.5
 _BIN: Final = math.log(1.01)  # round-trip times are counted in bins of one per cent
@@ -163,7 +165,7 @@ class RunTotals:
             "failures": failures.total(),
             "failure_reasons": dict(failures),
             "tau_max_s": tau_max_s,
-            "suggested_tau_max_s": self._suggest_tau_max(failures[TIMEOUT], tau_max_s),
+            "suggested_tau_max_s": self._suggest_tau_max(tau_max_s),
             "arms": [
                 {
                     "index": arm.index,
@@ -209,16 +211,15 @@ class RunTotals:
                 arm.link_s += result.link_s
                 arm.num_reports += 1
 
-    def _suggest_tau_max(self, num_timeouts: int, tau_max_s: float) -> float | None:
+    def _suggest_tau_max(self, tau_max_s: float) -> float | None:
         """Suggest a deadline: half as much again as 99 of 100 answers take, or twice this one.
 
-        With more than 1 in 100 answers too late the deadline itself hides that quantile.
+        With more than 1 in 100 answers too late the deadline itself hides that quantile. A client
+        that has never answered is none of these, unless others come near the deadline.
         """
         answers = self._rtt_bins.total()
         if not answers:
             return None
-        if num_timeouts > (1 - _SUGGESTED_QUANTILE) * (answers + num_timeouts):
-            return 2 * tau_max_s
         bins = sorted(self._rtt_bins)
         below = accumulate(self._rtt_bins[number] for number in bins)
         quantile = next(
@@ -226,4 +227,10 @@ class RunTotals:
             for number, count in zip(bins, below, strict=True)
             if count >= _SUGGESTED_QUANTILE * answers
         )
-        return round(_SUGGESTED_FACTOR * math.exp(quantile * _BIN), 3)
+        answer_s = math.exp(quantile * _BIN)
+        late = self.failures[TIMEOUT]
+        if LOOSE * answer_s < tau_max_s:
+            late -= sum(arm.failures[TIMEOUT] for arm in self.arms if not arm.completed)
+        if late > (1 - _SUGGESTED_QUANTILE) * (answers + late):
+            return 2 * tau_max_s
+        return round(_SUGGESTED_FACTOR * answer_s, 3)

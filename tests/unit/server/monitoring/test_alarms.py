@@ -82,6 +82,18 @@ def test_a_deadline_is_too_tight_when_one_in_ten_misses_it() -> None:
     assert kinds(alarms) == ["deadline-tight"]
 
 
+def test_a_client_that_never_answers_says_nothing_of_a_deadline_far_from_all_answers() -> None:
+    def found(tau_max_s: float) -> list[str]:
+        alarms = Alarms(tau_max_s=tau_max_s)
+        for number in range(1, 61):
+            dead = number % 4 == 0
+            alarms.observe(failed(number, 2, "timeout") if dead else round_record(number, [0]))
+        return kinds(alarms)
+
+    assert found(5.0) == ["deadline-tight", "always-fails"]
+    assert found(30.0) == ["deadline-loose", "always-fails"]
+
+
 @pytest.mark.parametrize(("tau_max_s", "expected"), [(10.0, []), (10.1, ["deadline-loose"])])
 def test_a_deadline_is_far_too_loose_at_ten_times_the_slowest(
     tau_max_s: float, expected: list[str]
@@ -143,6 +155,7 @@ def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCapt
         checkpoint_every=0,
         directory=None,
         saved_round=0,
+        earlier_rounds=tuple,
     )
     log = AlarmLog()
     log.on_start(run)
@@ -155,7 +168,6 @@ def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         for _ in range(30):
             for _ in range(5):
-        earlier_rounds=tuple,
                 number += 1
                 play(failed(number, 1, "error: x"))
             assert [alarm.kind for alarm in log.active] == ["always-fails"]
