@@ -24,6 +24,7 @@ from flower_scheduling.client.wire.credentials import (
 )
 from flower_scheduling.errors import ClientConfigError, ConfigError
 from flower_scheduling.files import write_whole
+from flower_scheduling.names import folded
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
@@ -173,9 +174,15 @@ class CertificateFolder:
         Raises
         ------
         ConfigError
-            If the name is not 1 to 64 letters, digits, dots, dashes or underscores.
+            If the name is not 1 to 64 letters, digits, dots, dashes or underscores, or differs
+            from a client's in case alone: the server admits one of the two.
         """
         _check_client(name)
+        issued = {path.stem for path in (self.path / "clients").glob("*.pem")}
+        alike = [other for other in issued - {name} if folded(other) == folded(name)]
+        if alike and name not in issued:
+            message = f"differs in case alone from {alike[0]}, which has a certificate"
+            raise ConfigError("name", name, message)
         names = x509.SubjectAlternativeName([x509.DNSName(name)])
         return self._issue(f"clients/{name}", name, [ExtendedKeyUsageOID.CLIENT_AUTH], names)
 

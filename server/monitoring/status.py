@@ -108,6 +108,10 @@ class ServerStatus(RoundCallback):
             }
 
     def connections(self, grid: StreamGrid) -> dict[str, Any]:
+    def client_names(self, grid: StreamGrid) -> set[str]:
+        """Return the names of the clients that are connected or belong to the run."""
+        return {*_Nodes.of(grid).names.values(), *(arm.name for arm in self._arms())}
+
         """Return which clients are connected now, ready for JSON: :class:`.LiveFile`.
 
         Parameters

@@ -88,7 +88,7 @@ def run_fleet(
         prepared = prepare_run(config)  # refuses bad settings before a client can connect
         server_app = create_app(callbacks, hooks=hooks, prepared=prepared, resume=resume)
     _check_run_dir(Path(config.run_dir), resume=resume)
-    deny_list = DenyList(config.deny_list, lambda: [node.name for node in grid.get_nodes()])
+    deny_list = DenyList(config.deny_list, lambda: status.client_names(grid))
 
     def begin() -> None:
         deny_list.begin()

@@ -14,6 +14,7 @@ from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks
 from flower_scheduling.client.wire.chunks import FrameStream
 from flower_scheduling.errors import WireError
+from flower_scheduling.names import folded
 from flower_scheduling.strategies.flower import RateLimitedLog
 
 from .connection import FAREWELL_S, Connection, certified_names, host_of, node_id_of
@@ -32,7 +33,9 @@ class Admission:
 
     A client is known by its name. A second connection under the name of a connected client is
     refused, unless it proves to be the same client: by a certificate of that name or as the same
-    process. Then it replaces the first, since half-open connections are normal on radio.
+    process. Then it replaces the first, since half-open connections are normal on radio. Names
+    that differ in case or Unicode form alone would be two clients under one name of the deny list:
+    of these one at a time is admitted.
 
     Parameters
     ----------
@@ -81,6 +84,7 @@ class Admission:
         self._logger = logger
         self._writes = writes
         self._known: set[int] = set()  # nodes that were ever admitted
+        self._by_folded: dict[str, Connection] = {}  # of those admitted, by folded name
         self.connections: dict[int, Connection] = {}
         self.pending = PendingHandshakes(self._log_timeout)
         self.num_refused = 0
@@ -110,6 +114,7 @@ class Admission:
         replaced = self.connections.get(connection.node_id)
         self.connections[connection.node_id] = connection
         self._known.add(connection.node_id)
+        self._by_folded[folded(connection.name)] = connection
         if replaced is None:
             self._connection_log.log("connected", connection.name)
         else:
@@ -129,6 +134,8 @@ class Admission:
         if self.connections.get(connection.node_id) is not connection:
             return False
         del self.connections[connection.node_id]
+        if self._by_folded.get(name := folded(connection.name)) is connection:
+            del self._by_folded[name]
         if connection.left:
             self._connection_log.log("left", connection.name)
         elif not connection.closing:
@@ -162,6 +169,12 @@ class Admission:
             return wire.Refusal.FULL, (
                 f"the server has met {self._max_clients} clients already, and takes no more of "
                 "other names (--max-clients)"
+            )
+        alike = self._by_folded.get(folded(hello.name))
+        if alike is not None and alike.name != hello.name:
+            return wire.Refusal.NAME_IN_USE, (
+                f"{alike.name} is connected, and the names of two clients must differ in more than "
+                "case or Unicode form"
             )
         living = self.connections.get(node_id)
         if living is not None and hello.session != living.session and hello.name not in names:

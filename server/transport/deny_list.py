@@ -14,9 +14,9 @@ from flower_scheduling.strategies.flower import LOGGER
 class DenyList:
     """Names that are refused, from a file that may change while the server runs.
 
-    A name denies every client that is called so, in whatever case and Unicode form; of two clients
-    that differ in nothing else both are refused. What follows a ``#`` is a comment, except that a
-    client is refused as well whose name is the whole line: names may hold the sign.
+    A name denies every client that is called so, in whatever case and Unicode form; two clients
+    that differ in nothing else are never admitted together. What follows a ``#`` is a comment,
+    except that a client is refused as well whose name is the whole line: names may hold the sign.
 
     A call looks a name up in memory; :meth:`refresh` alone reads the file.
 
@@ -25,8 +25,8 @@ class DenyList:
     path : str
         File with one name a line, in UTF-8, or in UTF-16 with a byte order mark; without a path no
         name is refused.
-    connected : callable
-        Returns the names of the connected clients, for the log.
+    known : callable
+        Returns the names of the clients that are connected or belong to the run, for the log.
 
     Raises
     ------
@@ -34,9 +34,9 @@ class DenyList:
         If the file cannot be read at the start.
     """
 
-    def __init__(self, path: str, connected: Callable[[], Iterable[str]] = tuple) -> None:
+    def __init__(self, path: str, known: Callable[[], Iterable[str]] = tuple) -> None:
         self._path = path
-        self._connected = connected
+        self._known = known
         self._names: dict[str, str] = {}  # folded name -> as it is written
         self._refused: frozenset[str] = frozenset()  # all that is refused, folded
         self._met: set[str] = set()  # of these, whose client was refused
@@ -102,7 +102,7 @@ class DenyList:
 
     def _log_unknown(self) -> None:
         """Log the names that no client has had so far."""
-        clients = set(self._connected())
+        clients = set(self._known())
         met = self._met.union(map(folded, clients))
         unknown = [name for each, name in self._names.items() if each not in met]
         if unknown:

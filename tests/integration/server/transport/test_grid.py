@@ -539,6 +539,24 @@ def test_a_namesake_gets_in_when_the_other_is_gone(fleet: Fleet) -> None:
     assert len(list(fleet.grid.get_node_ids())) == 1, "the namesake, in the place of the first"
 
 
+@pytest.mark.parametrize("other", ["DEV-A", "\N{FULLWIDTH LATIN SMALL LETTER D}ev-a"])
+def test_names_that_differ_in_case_or_form_alone_are_one_device_at_a_time(
+    fleet: Fleet, other: str
+) -> None:
+    first = fleet.run("dev-a")
+    fleet.run("dev-b")
+    fleet.run(other, wait=False)
+    error = fleet.error_of(other)
+    assert isinstance(error, ConnectionRefused)
+    assert error.code == wire.Refusal.NAME_IN_USE
+    assert "dev-a is connected, and the names of two clients must differ in more" in str(error)
+    first.stop()
+    until(lambda: len(list(fleet.grid.get_node_ids())) == 1)
+    fleet.run(other)
+    (exchange,) = fleet.exchange(other)
+    assert exchange.reply is not None
+
+
 def test_names_that_are_made_up_do_not_fill_the_server(fleet: Fleet) -> None:
     fleet.restart(max_clients=2)
     first = fleet.run("a")

@@ -116,6 +116,13 @@ def test_validity(folder: CertificateFolder, days: int, message: str) -> None:
         )
 
 
+def test_names_that_differ_in_case_alone_get_no_two_certificates(folder: CertificateFolder) -> None:
+    folder.issue_client("dev-1")
+    with pytest.raises(ConfigError, match="name = 'Dev-1': differs in case alone from dev-1"):
+        folder.issue_client("Dev-1")
+    folder.issue_client("dev-1")
+
+
 def test_renewal_keeps_names_and_authority(folder: CertificateFolder) -> None:
     folder.issue_client("dev-1")
     before = load_certificate(folder.path / "server.pem")

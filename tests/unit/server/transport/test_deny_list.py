@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.server.monitoring.status import ServerStatus
+from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.server.transport.deny_list import DenyList
-from flower_scheduling.strategies.flower import LOGGER
+from flower_scheduling.strategies.flower import LOGGER, Arm
 
 
 def test_deny_list_is_read_when_it_has_changed(tmp_path: Path) -> None:
@@ -138,3 +142,19 @@ def test_the_log_says_how_many_names_there_are_and_which_no_client_has(
         first, second = caplog.messages
         assert (first, len(second) < 200) == ("deny list: 1000 names", True)
         assert second.endswith("or 995 more")
+
+
+def test_a_client_of_the_run_is_known_though_it_was_denied_before_it_came(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "deny"
+    file.write_text("Dev-1\nstolen\n")
+    status = ServerStatus()
+    arms = [Arm(0, "key", 100, "dev-1")]
+    strategy = SimpleNamespace(arms=SimpleNamespace(arms=arms), floors=None, queues=None)
+    run: Any = SimpleNamespace(strategy=strategy, totals=RunTotals(), num_rounds=9)
+    status.on_start(run)  # as of a run that goes on
+    grid: Any = SimpleNamespace(get_nodes=tuple, busy=set, opted_out=set)
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        DenyList(str(file), lambda: status.client_names(grid)).begin()
+    assert caplog.messages[-1] == "deny list: no client is called stolen"
