@@ -25,8 +25,9 @@ from .requests import Request
 from .servicer import FleetServicer
 from .stream_server import StreamServer
 
-_LONGEST_WAIT_S: Final = 3600.0  # below the platform's limit for one wait
-_LOOK_S: Final = 1.0  # longest wait for a client: callers log how long they have waited
+# Longest wait for a client: callers log how long they have waited, and a signal that comes just
+# before a wait begins, when Python has no more look at it, is handled after it.
+_LOOK_S: Final = 1.0
 
 
 class StreamGrid(OwnGrid):
@@ -198,7 +199,7 @@ class StreamGrid(OwnGrid):
             deadline_s = self._clock() + timeout_s
             self._servicer.send(requests)
             while len(exchanges) < len(waiting):
-                left_s = min(max(0.0, deadline_s - self._clock()), _LONGEST_WAIT_S)
+                left_s = min(max(0.0, deadline_s - self._clock()), _LOOK_S)
                 try:
                     request = arrivals.get(timeout=left_s)
                 except queue.Empty:

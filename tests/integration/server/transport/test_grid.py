@@ -377,7 +377,7 @@ def test_an_interrupt_ends_the_wait(fleet: Fleet) -> None:
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        fleet.exchange("a", timeout_s=LONG_S)
+        fleet.exchange("a", timeout_s=LONG_S, ttl=LONG_S)
     assert fleet.grid.busy() == {node_id_of("a")}
     gate.open.set()
     until(lambda: fleet.grid.num_late_replies == 1)
