@@ -13,7 +13,8 @@ from .errors import ConfigError
 __all__ = ["read_user_config"]
 
 # What flwr 1.42 takes for a pair; it passes over whatever is none.
-_PAIR: Final = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")
+_QUOTED: Final = r"'[^']*'|\"[^\"]*\""
+_PAIR: Final = re.compile(rf"\S+?=({_QUOTED}|\S+)")
 
 
 def read_user_config(key: str, text: str) -> UserConfig:
@@ -36,9 +37,14 @@ def read_user_config(key: str, text: str) -> UserConfig:
     ConfigError
         If the text is neither, or a value is no number, truth value or text.
     """
+    comma = not text.endswith(".toml") and "," in re.sub(_QUOTED, "", text)
+    blanks = ", with blanks between them and no commas" if comma else ""
     left = "" if text.endswith(".toml") else _PAIR.sub("", text).strip()
     if left:
-        raise ConfigError(key, text, f"{left!r} is no KEY=VALUE; texts want quotes, key='a text'")
+        message = f"{left!r} is no KEY=VALUE; texts want quotes, key='a text'"
+        if comma:
+            message = f"must be KEY=VALUE pairs{blanks}"
+        raise ConfigError(key, text, message)
     try:
         return parse_config_args([text])
     except OSError as error:
@@ -46,5 +52,5 @@ def read_user_config(key: str, text: str) -> UserConfig:
     except Exception as error:  # Flower's parser raises click's and tomli's
         # Of its pairs Flower says but what would be right, in three sentences.
         why = f" ({error})" if isinstance(error, ValueError) else ""
-        message = f"must be KEY=VALUE pairs: numbers, true, false, or texts in quotes{why}"
+        message = f"must be KEY=VALUE pairs{blanks}: numbers, true, false, or texts in quotes{why}"
         raise ConfigError(key, text, message) from None

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_scheduling.errors import ConfigError
+from flower_scheduling.errors import ConfigError, nearest
 from flower_scheduling.names import unknown_names
 
 from .base import FloatArray, IntArray, check_count, check_real
@@ -232,12 +232,13 @@ _RULES: Final[Mapping[str, Callable[[float], FloorRule]]] = {
     "heuristic": HeuristicFloors,
 }
 _FORMS: Final = (
-    '"none", numbers by client such as "0.6,0.5,0.4" or "dev-1=0.6,dev-2=0.5", "equal:0.2", '
-    '"proportional:2.0" or "heuristic:0.5"'
+    '"none", floors by name such as "dev-1=0.6,dev-2=0.5", {}"equal:0.2", "proportional:2.0" or '
+    '"heuristic:0.5"'
 )
+_NUMBERS: Final = 'numbers by client such as "0.6,0.5,0.4", '
 
 
-def parse_floors(text: str) -> FloorRule:
+def parse_floors(text: str, *, numbers: bool = True) -> FloorRule:
     """Read a floor rule as the user writes it.
 
     Parameters
@@ -245,6 +246,9 @@ def parse_floors(text: str) -> FloorRule:
     text : str
         ``"none"``, ``"0.6,0.5,0.4"``, ``"dev-1=0.6,dev-2=0.5"``, ``"equal:0.2"``,
         ``"proportional:2.0"`` or ``"heuristic:0.5"``.
+    numbers : bool
+        Whether it may be the second form, a number for each arm: not where clients join in any
+        order.
 
     Returns
     -------
@@ -255,8 +259,9 @@ def parse_floors(text: str) -> FloorRule:
     ConfigError
         If the text is of none of these forms, or a number is out of range.
     """
+    forms = f"must be {_FORMS.format(_NUMBERS if numbers else '')}"
     if not isinstance(text, str):
-        raise ConfigError("fairness", text, f"must be {_FORMS}")
+        raise ConfigError("fairness", text, forms)
     name, colon, argument = (part.strip() for part in text.strip().lower().partition(":"))
     try:
         if "=" in text:
@@ -264,12 +269,16 @@ def parse_floors(text: str) -> FloorRule:
         if not colon:
             if name == "none":
                 return EqualFloors(0.0)
-            return GivenFloors(tuple(float(number) for number in name.split(",")))
+            values = tuple(float(number) for number in name.split(","))
+            if not numbers:
+                raise ConfigError("fairness", text, f"{forms}: clients join in any order")
+            return GivenFloors(values)
         return _RULES[name](float(argument))
     except ConfigError:
         raise
     except (KeyError, ValueError):
-        raise ConfigError("fairness", text, f"must be {_FORMS}") from None
+        hint = "" if name in _RULES else nearest(name, ["none", *_RULES])
+        raise ConfigError("fairness", text, forms, hint) from None
 
 
 def floors_text(rule: FloorRule) -> str:

@@ -9,7 +9,6 @@ from pydantic import model_validator
 from flower_scheduling.client.wire.addresses import is_loopback, parse_address
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import kebab
-from flower_scheduling.strategies import GivenFloors, parse_floors
 
 from ..transport.admission import DEFAULT_MAX_CLIENTS
 from .base import setting
@@ -72,6 +71,8 @@ ELSEWHERE: Final = {
 class FleetConfig(ServerConfig):
     """The settings of a run, and how clients reach it."""
 
+    FLOORS_BY_NUMBER = False  # clients join in any order
+
     address: str = setting("127.0.0.1:9092", "Where to listen, HOST:PORT (port 0: any).")
     tls: str = setting("", "Folder of ca.pem, server.pem and server.key.")
     insecure: bool = setting(False, "Listen beyond loopback without TLS.")
@@ -103,11 +104,6 @@ class FleetConfig(ServerConfig):
             self._require_address("metrics", secure=False)
         if self.page:  # beyond loopback it wants a token
             self._require_host_and_port("page")
-        self.require(
-            "fairness",
-            not isinstance(parse_floors(self.fairness), GivenFloors),
-            "a rule, or floors by name such as dev-1=0.6,dev-2=0.5: clients join in any order",
-        )
         return self
 
     def _require_address(self, name: str, *, secure: bool) -> None:

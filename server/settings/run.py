@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from pydantic import model_validator
 
@@ -24,7 +24,15 @@ LONGEST_WAIT_S: Final = 7 * 86400.0
 
 
 class ServerConfig(Settings):
-    """The settings of a run; each field is a flag and a TOML key."""
+    """The settings of a run; each field is a flag and a TOML key.
+
+    Attributes
+    ----------
+    FLOORS_BY_NUMBER : bool
+        Whether floors may be a number for each arm.
+    """
+
+    FLOORS_BY_NUMBER: ClassVar[bool] = True
 
     strategy: str = setting("cs-ucb-q-adaptive", "Scheduling policy.")
     num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)
@@ -79,7 +87,7 @@ class ServerConfig(Settings):
     @model_validator(mode="after")
     def _check_run(self) -> Self:
         self.policy_params()
-        parse_floors(self.fairness)
+        parse_floors(self.fairness, numbers=self.FLOORS_BY_NUMBER)
         tracker_names(self.tracker)
         return self
 

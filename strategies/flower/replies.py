@@ -247,7 +247,9 @@ class ReplyChecker:
         key, weight = self._weighted_by_key, metrics.get(self._weighted_by_key)
         if isinstance(weight, int | float) and not _is_finite(weight):
             raise InvalidReplyError(NOT_FINITE, f"metric {_shown(key)}")
-        if isinstance(weight, list) or weight is None or weight < 0:
+        if weight is None:
+            raise InvalidReplyError(BAD_WEIGHT, f"metric {key!r} is missing")
+        if isinstance(weight, list) or weight < 0:
             raise InvalidReplyError(
                 BAD_WEIGHT, f"metric {key!r} is {_shown(weight)}, not a number of at least 0"
             )

@@ -48,3 +48,15 @@ def test_what_is_wrong_is_one_line(text: str, fault: str) -> None:
         read_user_config("node-config", text)
     assert str(caught.value).startswith(f"node-config = {text!r}: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a=1,b=2", "path='x', n=3", "a=1, b=true"])
+def test_commas_between_pairs_are_pointed_out(text: str) -> None:
+    with pytest.raises(ConfigError, match="with blanks between them and no commas"):
+        read_user_config("node-config", text)
+
+
+def test_a_comma_in_a_text_is_a_comma() -> None:
+    assert read_user_config("node-config", "a='1,2' n=3") == {"a": "1,2", "n": 3}
+    with pytest.raises(ConfigError, match="KEY=VALUE pairs: numbers"):
+        read_user_config("node-config", "a='1,2' n=x")

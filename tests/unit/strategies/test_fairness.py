@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.server.settings.fleet import FleetConfig
 from flower_scheduling.strategies import (
     EqualFloors,
     GivenFloors,
@@ -152,3 +153,18 @@ def test_floors_by_name_are_the_same_in_every_unicode_form_and_tell_names_that_n
 )
 def test_a_rule_has_the_text_that_makes_it(text):
     assert parse_floors(floors_text(parse_floors(text))) == parse_floors(text)
+
+
+def test_numbers_are_offered_where_they_are_taken_alone() -> None:
+    with pytest.raises(ConfigError, match=r"0\.6,0\.5,0\.4.*\(did you mean equal\?\)"):
+        parse_floors("equl:0.3")
+    with pytest.raises(ConfigError) as caught:
+        parse_floors("equl:0.3", numbers=False)
+    assert "0.6,0.5,0.4" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"floors by name such as .*: clients join in any order"):
+        parse_floors("0.6,0.5", numbers=False)
+    assert parse_floors("dev-1=0.6,dev-2=0.5", numbers=False) == parse_floors("dev-1=0.6,dev-2=0.5")
+    for text in ("equl:0.3", "0.6,0.5"):
+        with pytest.raises(ConfigError, match="floors by name") as caught:
+            FleetConfig(fairness=text)
+        assert "0.6,0.5,0.4" not in str(caught.value)

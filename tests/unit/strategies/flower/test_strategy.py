@@ -272,7 +272,7 @@ HOSTILE: dict[str, tuple[Client, str]] = {
             RecordDict({"arrays": reply(m).content["arrays"], "metrics": MetricRecord({"a": 1})}),
             reply_to=m,
         ),
-        "bad weight: metric 'num-examples' is None, not a number of at least 0",
+        "bad weight: metric 'num-examples' is missing",
     ),
     "weight beyond all others'": (
         lambda m: reply(m, num_examples=1e12),
