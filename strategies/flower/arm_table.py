@@ -40,6 +40,8 @@ class Arm:
     pause, next_try : int
         For how many rounds it is left out, and the first in which it may be selected again, if it
         has no examples.
+    seen : int
+        The last round in which it belonged to the fleet; -1: before this was noted.
     """
 
     index: int
@@ -53,6 +55,7 @@ class Arm:
     sized: bool = False
     pause: int = 0
     next_try: int = 0
+    seen: int = -1
 
     @property
     def empty(self) -> bool:

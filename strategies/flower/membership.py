@@ -13,6 +13,7 @@ _LOG_AGAIN_S = 10.0
 _FIRST_PAUSE = 10  # rounds without a client that has no examples
 _LONGEST_PAUSE = 160
 _MAX_NAMED = 5
+_GONE_ROUNDS = 100  # away, after which a client does not count in floors by size
 
 
 class Membership:
@@ -30,12 +31,15 @@ class Membership:
     table : ArmTable
         All arms so far.
     sizes_changed : bool
-        Whether a size became known since this was last set to false.
+        Whether a size that counts has changed since this was last set to false.
+    gone : frozenset of int
+        Arms that have been away for so long that their data count for nothing.
     """
 
     def __init__(self, wait_s: float, query_timeout_s: float) -> None:
         self.table = ArmTable()
         self.sizes_changed = True
+        self.gone: frozenset[int] = frozenset()
         self._wait_s = wait_s
         self._discovery = ArmDiscovery(query_timeout_s)
 
@@ -52,6 +56,16 @@ class Membership:
             self.sizes_changed = True
             self._discovery.ask(grid, self.table.unqueried())  # what was learned concerns others
         self.table.silent = self._discovery.silent
+
+    def note_members(self) -> None:
+        """Note which arms belong to the fleet in the round that begins, and which are gone."""
+        table = self.table
+        for arm, there in zip(table.arms, table.member.tolist(), strict=True):
+            if there or arm.seen < 0:
+                arm.seen = table.round
+        gone = (arm.index for arm in table.arms if table.round - arm.seen > _GONE_ROUNDS)
+        before, self.gone = self.gone, frozenset(gone)
+        self.sizes_changed |= self.gone != before
 
     def wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
         """Wait until so many clients are available, within the bound; log the wait now and then.

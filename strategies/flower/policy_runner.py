@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
@@ -156,17 +156,22 @@ class PolicyRunner:
             return False
         return True
 
-    def set_floors(self, arms: Sequence[Arm]) -> None:
-        """Compute the floors of arms by their sizes and names."""
+    def set_floors(self, arms: Sequence[Arm], gone: Collection[int] = ()) -> None:
+        """Compute the floors of arms by their sizes and names.
+
+        Arms that are gone keep their floor, and their size takes nothing from the others'.
+        """
         policy = self.policy
         if not isinstance(policy, FloorPolicy):
             return
-        known = [arm.num_examples for arm in arms if arm.num_examples]
+        given = [0 if arm.index in gone else arm.num_examples for arm in arms]
+        known = [size for size in given if size]
         average = sum(known) / len(known) if known else 1.0
-        sizes = [average if arm.num_examples is None else float(arm.num_examples) for arm in arms]
+        sizes = [average if size is None else float(size) for size in given]
         names = [arm.name for arm in arms]
         sizes = sizes if any(sizes) else [1.0] * len(arms)
         floors = np.minimum(self._rule.floors(sizes, self.num_selected, names), _LARGEST_FLOOR)
+        floors[list(gone)] = policy.min_participation[list(gone)]
         floors[[arm.empty for arm in arms]] = 0.0
         policy.min_participation = floors
         self._checked_floors = 0.0

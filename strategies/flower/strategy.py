@@ -578,6 +578,7 @@ class ScheduledStrategy(Strategy):
             raise SchedulingError(
                 f"no client has examples: all {len(self.arms)} said that they have 0"
             )
+        self._membership.note_members()
         run.parts.grow()
         if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
             run.begin_s = self._begin_s(timed.now())

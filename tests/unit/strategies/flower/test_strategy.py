@@ -860,6 +860,30 @@ def test_floors_of_clients_that_have_left_do_not_count_as_asked_for(
 
 def test_floors_that_cannot_be_kept_once_clients_are_back_are_warned_of(
     caplog: pytest.LogCaptureFixture,
+def test_sizes_of_clients_that_are_gone_for_good_take_nothing_from_the_others_floors() -> None:
+    grid = ScriptedGrid([reply] * 4)
+
+    def one_leaves_and_returns(server_round: int) -> None:
+        grid.connected = {100, 101, 102} | ({103} if not 10 < server_round <= 150 else set())
+
+    grid.on_begin = one_leaves_and_returns
+    floors: dict[int, list[float] | None] = {}
+    scheduled = ScheduledStrategy(
+        FedAvg(),
+        policy="cs-ucb-q",
+        num_selected=2,
+        tau_max_s=TAU_MAX_S,
+        fairness="proportional:1",
+        hooks=[lambda record, arrays: floors.update({record.round: scheduled.floors})],
+    )
+    scheduled.start(grid, initial(), num_rounds=160)
+    whole = pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert floors[10] == whole
+    assert floors[100] == whole, "it may come back"
+    assert floors[120] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 0.4]), "its own is what it was"
+    assert floors[160] == whole
+
+
 ) -> None:
     grid = ScriptedGrid([reply] * 4)
 
