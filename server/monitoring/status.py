@@ -96,6 +96,7 @@ class ServerStatus(RoundCallback):
                 "round_s": last.round_s if last else None,
                 "accuracy": evaluated.accuracy if evaluated else None,
                 "loss": evaluated.loss if evaluated else None,
+                "client_metrics": totals.client_metrics,
                 "connected": len(nodes.names),
                 "available": len(nodes.names.keys() - nodes.busy - nodes.opted_out),
                 "busy": len(nodes.busy),
@@ -107,11 +108,11 @@ class ServerStatus(RoundCallback):
                 "arms": rows,
             }
 
-    def connections(self, grid: StreamGrid) -> dict[str, Any]:
     def client_names(self, grid: StreamGrid) -> set[str]:
         """Return the names of the clients that are connected or belong to the run."""
         return {*_Nodes.of(grid).names.values(), *(arm.name for arm in self._arms())}
 
+    def connections(self, grid: StreamGrid) -> dict[str, Any]:
         """Return which clients are connected now, ready for JSON: :class:`.LiveFile`.
 
         Parameters

@@ -261,6 +261,8 @@ class RunView:
             "steps": totals.steps,
             "accuracy": evaluated.accuracy if evaluated else None,
             "loss": evaluated.loss if evaluated else None,
+            "client_metrics": totals.client_metrics,
+            "client_metrics_round": totals.on_clients.round if totals.on_clients else None,
             "evaluated_round": evaluated.round if evaluated else None,
             "best_accuracy": best.accuracy if best else None,
             "best_round": best.round if best else None,

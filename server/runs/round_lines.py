@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from flower_scheduling.strategies.flower import ArmResult, RoundRecord
+from flower_scheduling.strategies.flower import (
+    MAX_CLIENT_METRICS,
+    MAX_METRIC_NAME,
+    ArmResult,
+    RoundRecord,
+)
 
 from .scores import AVAILABLE, MAX_ARMS
 
@@ -36,12 +41,15 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
     line["selected"] = record.selected
     for name in _COLUMNS:
         line[name] = [getattr(result, name) for result in record.results]
-    return line | {
+    line |= {
         "stepped": record.stepped,
         "no_step": record.no_step,
         "accuracy": record.accuracy,
         "loss": record.loss,
     }
+    if record.client_metrics:
+        line["client_metrics"] = dict(record.client_metrics)
+    return line
 
 
 def read_line(data: bytes, number: int) -> dict[str, Any]:
@@ -175,6 +183,14 @@ def _list_of(is_good: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(map(is_good, value))
 
 
+def _metrics(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= MAX_CLIENT_METRICS
+        and all(len(key) <= MAX_METRIC_NAME and _metric(each) for key, each in value.items())
+    )
+
+
 def _scores(value: object) -> bool:
     return (
         isinstance(value, dict)
@@ -210,7 +226,8 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "no_step": _or_none(_text),
     "accuracy": _or_none(_metric),
     "loss": _or_none(_metric),
+    "client_metrics": _metrics,
     "scores": _or_none(_scores),
 }
-# Not listed above some number of arms, or not written by earlier versions
-_OPTIONAL: Final = ("available", "absent", "no_step", "scores")
+# Not listed above some number of arms, of few rounds, or not written by earlier versions
+_OPTIONAL: Final = ("available", "absent", "no_step", "client_metrics", "scores")

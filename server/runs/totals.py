@@ -89,9 +89,9 @@ class RunTotals:
         Failures of all arms by kind.
     failing : dict of int to (int, str)
         Arms whose last selection failed: how many in a row did, and the last one's kind.
-    last, evaluated, best, target : RoundRecord or None
-        The last round, the last evaluated one, the one with the best accuracy, and the first that
-        reached the target.
+    last, evaluated, on_clients, best, target : RoundRecord or None
+        The last round, the last that was evaluated on the server and the last on clients, the one
+        with the best accuracy, and the first that reached the target.
     """
 
     def __init__(self, *, target_accuracy: float = 0.0) -> None:
@@ -103,6 +103,7 @@ class RunTotals:
         self.failing: dict[int, tuple[int, str]] = {}
         self.last: RoundRecord | None = None
         self.evaluated: RoundRecord | None = None
+        self.on_clients: RoundRecord | None = None
         self.best: RoundRecord | None = None
         self.target: RoundRecord | None = None
         self._num_known = 0  # arms in the last round
@@ -116,6 +117,8 @@ class RunTotals:
             self.without_step = 0 if record.stepped else self.without_step + 1
             self.last = record
             self._count_arms(record)
+            if record.client_metrics:
+                self.on_clients = record
             if record.accuracy is None:
                 return
             self.evaluated = record
@@ -142,6 +145,11 @@ class RunTotals:
         return arm.selected / max(self.member_rounds(arm), 1)
 
     @property
+    def client_metrics(self) -> dict[str, float] | None:
+        """Metrics of the last evaluation on clients; ``None``: there was none."""
+        return None if self.on_clients is None else dict(self.on_clients.client_metrics or {})
+
+    @property
     def target_reached(self) -> bool:
         """Whether the target accuracy has been reached."""
         return self.target is not None
@@ -157,6 +165,7 @@ class RunTotals:
             "time_s": self.last.time_s if self.last else 0.0,
             "accuracy": evaluated.accuracy if evaluated else None,
             "loss": evaluated.loss if evaluated else None,
+            "client_metrics": self.client_metrics,
             "best_accuracy": self.best.accuracy if self.best else None,
             "target_accuracy": self._target_accuracy or None,
             "target_round": target.round if target else None,

@@ -28,6 +28,7 @@ MARK: Final = '<meta name="generator" content="flower-client-scheduling report">
 _ALL_ROWS: Final = 200
 _SLOWEST_ROWS: Final = 100
 _MOST_KINDS: Final = 6
+_MOST_METRICS: Final = 12
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
             f"{seconds(stats.lost_s)}, {percent(stats.lost_s / length_s)} of the rounds: what they "
             "would have been shorter without the slowest client of each"
         )
-    return [
+    rows = [
         ("Scheduled by", plain(run.strategy)),
         ("Rounds", f"{num_rounds:,}, {seconds(length_s / num_rounds)} each on average"),
         (
@@ -154,6 +155,22 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
         ("Deadline", deadline),
         ("Lost to stragglers", lost),
     ]
+    if stats.on_clients:
+        rows.insert(4, ("On clients", _on_clients(stats)))
+    return rows
+
+
+def _on_clients(stats: RunStatistics) -> str:
+    """Return the metrics of the last evaluation on clients, beside those of the first."""
+    (first, before), (last, metrics) = stats.on_clients[0], stats.on_clients[-1]
+    shown = []
+    for key, value in list(metrics.items())[:_MOST_METRICS]:
+        was = f" ({before[key]:.4g})" if key in before and last > first else ""
+        shown.append(f"{plain(key)} {value:.4g}{was}")
+    if len(metrics) > len(shown):
+        shown.append(f"{len(metrics) - len(shown)} more")
+    of = f" (in round {first:,})" if last > first else ""
+    return f"{', '.join(shown)} in round {last:,}{of}"
 
 
 def _accuracy(stats: RunStatistics) -> str:

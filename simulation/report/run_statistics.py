@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -114,6 +114,8 @@ class RunStatistics:
         Lengths of the rounds [s].
     evaluations : list of (int, float, float)
         Round, time since the start [s] and test accuracy, where the model was evaluated.
+    on_clients : list of (int, mapping of str to float)
+        Round and metrics of the first evaluation on clients and the last, where there are any.
     no_step : Counter of str
         Rounds that did not change the model, by reason.
     best : (int, float) or None
@@ -129,6 +131,7 @@ class RunStatistics:
     summary: dict[str, Any]
     round_s: FloatArray
     evaluations: list[tuple[int, float, float]]
+    on_clients: list[tuple[int, Mapping[str, float]]]
     no_step: Counter[str]
     heat: FloatArray
     edges: np.ndarray[Any, np.dtype[np.int64]]
@@ -225,6 +228,7 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
     heat = np.zeros((len(clients), len(edges) - 1))
     round_s = np.empty(run.num_rounds)
     evaluations = []
+    on_clients: list[tuple[int, Mapping[str, float]]] = []
     no_step: Counter[str] = Counter()
     for row, each in enumerate(run.rounds()):
         totals.count(each)
@@ -232,6 +236,8 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         heat[each.selected, column[row]] += 1
         if each.accuracy is not None:
             evaluations.append((each.round, each.time_s, float(each.accuracy)))
+        if each.client_metrics:
+            on_clients[1:] = [(each.round, each.client_metrics)]
         if not each.stepped:
             no_step[each.no_step or "unknown"] += 1
         _count(each, clients)
@@ -241,7 +247,7 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         heat[index, edges[1:] < (client.joined or run.num_rounds + 1)] = np.nan
     arms = [Arm(index, "", 0, arm.name, arm.num_examples) for index, arm in enumerate(run.arms)]
     summary = totals.summary(arms, run.floors or None, tau_max_s=run.tau_max_s)
-    return RunStatistics(clients, summary, round_s, evaluations, no_step, heat, edges)
+    return RunStatistics(clients, summary, round_s, evaluations, on_clients, no_step, heat, edges)
 
 
 def _count(record: RoundRecord, clients: Sequence[ClientStatistics]) -> None:

@@ -4,12 +4,21 @@ from .arm_table import Arm, ArmTable
 from .following import Follower, RecordingOptions, StartedRun, followed_by
 from .grids import OwnGrid
 from .rate_limited_log import RateLimitedLog
-from .record import ArmResult, RoundHook, RoundRecord, failure_kind
+from .record import (
+    MAX_CLIENT_METRICS,
+    MAX_METRIC_NAME,
+    ArmResult,
+    RoundHook,
+    RoundRecord,
+    failure_kind,
+)
 from .strategy import ScheduledStrategy
 from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
 
 __all__ = [
     "LOGGER",
+    "MAX_CLIENT_METRICS",
+    "MAX_METRIC_NAME",
     "TIMEOUT",
     "UNDELIVERABLE",
     "Arm",

@@ -31,7 +31,8 @@ class StartGuide(GridWrapper):
     begin_round : callable
         Opens a round for its number and model: waits for clients and selects.
     end_round : callable
-        Called with a round that is over, its model and the metrics of the server's evaluation.
+        Called with a round that is over, its model, the metrics of the server's evaluation and
+        those of the one on clients.
     deadline_s : float
         Deadline of training [s].
     """
@@ -43,7 +44,9 @@ class StartGuide(GridWrapper):
         evaluation: ClientEvaluation,
         *,
         begin_round: Callable[[int, ArrayRecord], TrainingRound],
-        end_round: Callable[[TrainingRound, ArrayRecord, MetricRecord | None], RoundRecord],
+        end_round: Callable[
+            [TrainingRound, ArrayRecord, MetricRecord | None, MetricRecord | None], RoundRecord
+        ],
         deadline_s: float,
     ) -> None:
         super().__init__(grid)
@@ -55,6 +58,7 @@ class StartGuide(GridWrapper):
         self._round: TrainingRound | None = None
         self._arrays = ArrayRecord()
         self._metrics: MetricRecord | None = None
+        self._on_clients: MetricRecord | None = None
         self._sent: Callable[[list[Message], float], list[Message]] | None = None
         self.num_rounds = 0
 
@@ -91,7 +95,8 @@ class StartGuide(GridWrapper):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the strategy's aggregate of evaluations."""
-        return self._evaluation.aggregate(self._parts, server_round, list(replies))
+        self._on_clients = self._evaluation.aggregate(self._parts, server_round, list(replies))
+        return self._on_clients
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -121,5 +126,5 @@ class StartGuide(GridWrapper):
         """End the round that is open, if any."""
         if self._round is not None:
             self._round.end()
-            self._end_round(self._round, self._arrays, self._metrics)
-        self._round, self._metrics = None, None
+            self._end_round(self._round, self._arrays, self._metrics, self._on_clients)
+        self._round, self._metrics, self._on_clients = None, None, None

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord
+
+from flower_scheduling.errors import one_line
 
 from ..base import Explanation, FloatArray
+
+MAX_CLIENT_METRICS: Final = 64
+"""Metrics of an evaluation on clients that are recorded, at most."""
+MAX_METRIC_NAME: Final = 80
+"""Longest name of such a metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,9 @@ class RoundRecord:
         ``not-configured`` or ``aggregation``.
     accuracy, loss : float or None
         Of the new model on the server, where evaluated.
+    client_metrics : mapping of str to float or None
+        Of the new model on clients, as the wrapped strategy averages them; ``None`` in rounds
+        without such an evaluation.
     absent : list of int
         Arms that were owed nothing in this round, having left or being on leave.
     explanation : Explanation or None
@@ -86,6 +98,7 @@ class RoundRecord:
     no_step: str | None = None
     accuracy: float | None = None
     loss: float | None = None
+    client_metrics: Mapping[str, float] | None = None
     absent: list[int] = field(default_factory=list)
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
@@ -128,6 +141,17 @@ class RoundRecord:
 
 RoundHook = Callable[[RoundRecord, ArrayRecord], None]
 """Called after each round with its record and the current model."""
+
+
+def finite_metrics(metrics: MetricRecord | None) -> dict[str, float] | None:
+    """Return the single finite numbers of a record for a :class:`RoundRecord`, if it has any."""
+    named = {} if metrics is None else metrics
+    finite = {
+        one_line(key)[:MAX_METRIC_NAME]: float(value)
+        for key, value in named.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+    return dict(list(finite.items())[:MAX_CLIENT_METRICS]) or None
 
 
 def failure_kind(reason: str) -> str:

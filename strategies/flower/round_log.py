@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from .arm_table import Arm
@@ -16,6 +16,7 @@ from .timed_grid import LOGGER
 _MAX_SHOWN: Final = 10  # clients in the line of a round,
 _MAX_SHARES: Final = 20  # and in that of the shares
 _MAX_REASON: Final = 60
+_MAX_METRICS: Final = 3  # of an evaluation on clients
 
 
 class RoundLog:
@@ -122,8 +123,17 @@ def round_text(record: RoundRecord) -> str:
         parts.append(f"accuracy {record.accuracy:.4f}")
     elif record.loss is not None:
         parts.append(f"loss {record.loss:.4g}")
+    if record.client_metrics:
+        parts.append(f"on clients {metrics_text(record.client_metrics, _MAX_METRICS)}")
     parts.append(f"{len(record.available)} available, after {seconds(record.time_s)}")
     return "; ".join(parts)
+
+
+def metrics_text(metrics: Mapping[str, float], most: int) -> str:
+    """Return metrics in words, so many of them at most."""
+    shown = [f"{key} {value:.4g}" for key, value in list(metrics.items())[:most]]
+    more = len(metrics) - len(shown)
+    return ", ".join([*shown, f"{more} more"] if more else shown)
 
 
 def seconds(time_s: float) -> str:

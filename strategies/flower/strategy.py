@@ -25,7 +25,7 @@ from .following import RecordingOptions, StartedRun, follow
 from .membership import Membership
 from .own_start import StartGuide
 from .policy_runner import PolicyLike, PolicyRunner
-from .record import RoundHook, RoundRecord
+from .record import RoundHook, RoundRecord, finite_metrics
 from .replies import ArraySpec, ReplyChecker
 from .reply_sorter import ReplySorter
 from .round import RoundParts, TrainingRound
@@ -514,14 +514,14 @@ class ScheduledStrategy(Strategy):
             evaluation = self._evaluation
             asked = evaluation.configure(parts, server_round, result.arrays, config, one.arms)
             answers = evaluation.exchange(parts, asked)
-            metrics = evaluation.aggregate(parts, server_round, answers)
-            if metrics is not None:
-                result.evaluate_metrics_clientapp[server_round] = metrics
+            on_clients = evaluation.aggregate(parts, server_round, answers)
+            if on_clients is not None:
+                result.evaluate_metrics_clientapp[server_round] = on_clients
             time_s = parts.timed.now() - run.begin_s  # the server's evaluation is no part of it
             metrics = None
             if server_round == num_rounds or server_round % self._eval_every == 0:
                 metrics = self._evaluate(run, server_round, evaluate_fn)
-            record = self._end_round(run, one, result.arrays, metrics, time_s)
+            record = self._end_round(run, one, result.arrays, metrics, on_clients, time_s)
             if self._stop_when is not None and self._stop_when(record):
                 break
         return result
@@ -593,6 +593,7 @@ class ScheduledStrategy(Strategy):
         one: TrainingRound,
         arrays: ArrayRecord,
         metrics: MetricRecord | None,
+        on_clients: MetricRecord | None,
         time_s: float | None = None,
     ) -> RoundRecord:
         """Record the round, and call the hooks."""
@@ -602,6 +603,7 @@ class ScheduledStrategy(Strategy):
             one.record(run.parts.timed.now() - run.begin_s if time_s is None else time_s),
             accuracy=_metric(metrics, "accuracy"),
             loss=_metric(metrics, "loss"),
+            client_metrics=finite_metrics(on_clients),
         )
         run.last = record
         run.log.on_round(record)

@@ -77,6 +77,9 @@ const Page = {
     setText(byId("t-accuracy"), top.accuracy == null ? "–" : top.accuracy.toFixed(4));
     const target = run.target_accuracy ? `, target ${run.target_accuracy}` : "";
     setText(byId("t-best"), top.best_accuracy == null ? "" : `best ${top.best_accuracy.toFixed(4)} in round ${top.best_round}${target}`);
+    const metrics = Object.entries(top.client_metrics ?? {}), listed = metrics.slice(0, 4).map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`);
+    if (metrics.length > listed.length) listed.push(`${metrics.length - listed.length} more`);
+    setText(byId("t-on-clients"), listed.length ? `on clients: ${listed.join(", ")} in round ${top.client_metrics_round}` : "");
     const there = top.connected != null;
     setText(byId("t-clients-label"), there ? "Clients connected" : "Clients available");
     setText(byId("t-clients"), `${(there ? top.connected : top.available) ?? "–"} of ${clients.name.length}`);

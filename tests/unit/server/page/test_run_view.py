@@ -202,6 +202,12 @@ def test_who_is_there_comes_from_the_server(run: Run) -> None:
     assert look(run)["run"]["state"] == "silent"
 
 
+def test_the_last_evaluation_on_clients_is_shown(run: Run) -> None:
+    run.write(record(1), record(2, client_metrics={"eval-acc": 0.5}), record(3))
+    top = look(run)["top"]
+    assert (top["client_metrics"], top["client_metrics_round"]) == ({"eval-acc": 0.5}, 2)
+
+
 def test_a_run_has_ended_when_it_has_its_results_and_not_if_it_was_resumed(run: Run) -> None:
     run.write(record(1))
     assert look(run)["run"]["state"] == "running"

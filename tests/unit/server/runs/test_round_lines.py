@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 from factories import round_record
+from flwr.app import MetricRecord
 
 from flower_scheduling.server.runs import round_lines
 from flower_scheduling.server.runs.round_lines import line_of, parse_round, read_line
 from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower.record import finite_metrics
 
 
 def record(**changes: Any) -> RoundRecord:
@@ -46,3 +49,28 @@ def test_columns_are_as_long_as_the_super_arm(column: str) -> None:
     line[column] = line[column][:1]
     with pytest.raises(ValueError, match="not equally long"):
         read_line(encoded(line), 1)
+
+
+def test_metrics_of_clients_come_back_and_are_optional() -> None:
+    with_metrics = record(client_metrics={"eval-acc": 0.5, "steps": 7.0})
+    assert parse_round(encoded(line_of(with_metrics)), 1, ["a", "b", "c"]) == with_metrics
+    assert "client_metrics" not in line_of(record()), (
+        "nor are they in the lines of earlier versions"
+    )
+
+
+@pytest.mark.parametrize("value", [None, [], {"a": "x"}, {"a": None}, {"a": True}, {"x" * 81: 1.0}])
+def test_damaged_metrics_of_clients_are_refused(value: Any) -> None:
+    line = {**line_of(record()), "client_metrics": value}
+    with pytest.raises(ValueError, match="'client_metrics' is missing or wrong"):
+        read_line(encoded(line), 1)
+
+
+def test_metrics_are_recorded_where_they_are_finite_numbers_with_short_names() -> None:
+    odd = {"a": 0.5, "nan": math.nan, "list": [1.0, 2.0], "y\n" + "x" * 100: 3}
+    assert finite_metrics(MetricRecord(odd)) == {"a": 0.5, "y " + "x" * 78: 3.0}
+    many = finite_metrics(MetricRecord({f"m{number}": 1.0 for number in range(100)}))
+    assert many is not None
+    assert len(many) == 64
+    assert finite_metrics(MetricRecord({"nan": math.nan})) is None
+    assert finite_metrics(None) is None

@@ -332,6 +332,17 @@ def test_the_headline_of_a_run_says_that_it_hardly_tried_some(tmp_path: Path) ->
     assert ("p", {"class": "answer open"}) in page.tags
 
 
+def test_evaluations_on_clients_are_told_where_there_are_any(tmp_path: Path) -> None:
+    rounds = steady(20)
+    rounds[4] |= {"client_metrics": {HOSTILE: 0.25, "loss": 2.0}}
+    rounds[9] |= {"client_metrics": {HOSTILE: 0.5, "loss": 1.5}}
+    rounds[14] |= {"client_metrics": {HOSTILE: 0.75, "loss": 1.25}}
+    page = reported(a_run(tmp_path / "run", rounds))
+    assert "On clients" in page.text
+    assert "0.75 (0.25), loss 1.25 (2) in round 15 (in round 5)" in page.text
+    assert "On clients" not in reported(a_run(tmp_path / "without", steady(20))).text
+
+
 def test_a_run_in_which_nobody_delivered_says_so(tmp_path: Path) -> None:
     rounds = [a_round(n, {0: None, 1: None}) for n in range(1, 31)]
     run = a_run(tmp_path / "run", rounds)

@@ -413,6 +413,7 @@ def test_start_of_ones_own_runs_the_rounds() -> None:
     assert result.arrays["w"].numpy().tolist() == [3.0] * 3
     assert result.train_metrics_clientapp[3]["train_loss"] == 0.5
     assert result.evaluate_metrics_clientapp[3]["accuracy"] == 0.25
+    assert [record.client_metrics for record in records] == [{"accuracy": 0.25}] * 3
     assert scheduled.policy.play_count.sum() == 6
     assert "configure_train" not in vars(strategy), "as before"
 

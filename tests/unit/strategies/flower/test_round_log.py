@@ -126,3 +126,9 @@ def test_shares_are_of_the_whole_run_that_goes_on(caplog: pytest.LogCaptureFixtu
     earlier = iter([half_failed(number) for number in range(1, 5)])
     assert last_line(RoundLog(6, earlier=earlier), 5) == whole
     assert len(caplog.messages) == 3, "a line for each new round, and the shares"
+
+
+def test_an_evaluation_on_clients_is_in_the_line_of_its_round() -> None:
+    metrics = {"eval_acc": 0.51234, "eval_loss": 1.0, "f1": 0.25, "recall": 0.5}
+    text = round_text(half_failed(1, client_metrics=metrics))
+    assert "; on clients eval_acc 0.5123, eval_loss 1, f1 0.25, 1 more; 3 available" in text

@@ -655,6 +655,8 @@ def test_server_and_client_evaluation_and_result() -> None:
     assert sorted(result.evaluate_metrics_serverapp) == [0, 3, 6]
     assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 6]
     assert result.evaluate_metrics_clientapp[2]["eval-accuracy"] == 0.75
+    found = [None, {"eval-accuracy": 0.75}]
+    assert [r.client_metrics for r in records] == [found[r.round % 2 == 0] for r in records]
     assert result.train_metrics_clientapp[1]["train-loss"] == 0.5
     asked = [m for m in grid.sent if m.metadata.message_type == MessageType.EVALUATE]
     assert [m.metadata.dst_node_id - 100 for m in asked[:2]] != []
@@ -858,8 +860,6 @@ def test_floors_of_clients_that_have_left_do_not_count_as_asked_for(
     assert max(scheduled.queues) <= 1.0, "nor is it owed to them"
 
 
-def test_floors_that_cannot_be_kept_once_clients_are_back_are_warned_of(
-    caplog: pytest.LogCaptureFixture,
 def test_sizes_of_clients_that_are_gone_for_good_take_nothing_from_the_others_floors() -> None:
     grid = ScriptedGrid([reply] * 4)
 
@@ -884,6 +884,8 @@ def test_sizes_of_clients_that_are_gone_for_good_take_nothing_from_the_others_fl
     assert floors[160] == whole
 
 
+def test_floors_that_cannot_be_kept_once_clients_are_back_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     grid = ScriptedGrid([reply] * 4)
 
