@@ -25,6 +25,7 @@ from flower_scheduling.errors import (
     WireError,
     fail,
 )
+from flower_scheduling.extras import BUILT_IN_APP, require_extra
 from flower_scheduling.loading import load_object
 
 from .restart import begin_anew, take_slot_number, take_state
@@ -203,6 +204,8 @@ def cli(
     address = _checked_address(address, secure=tls is not None or insecure)
     credentials, own_fault = _credentials(tls, name)
     node_config["name"] = name
+    if app_path == _OUR_APP:
+        require_extra(BUILT_IN_APP, "learning")
     _check_node_config(node_config, flags, ours=app_path == _OUR_APP)
     _log_to_stderr()
     flower = logging.getLogger("flwr")  # its own handler would write every line a second time

@@ -8,11 +8,14 @@ from typing import Final
 from .errors import MissingExtraError
 
 PROJECT: Final = "flower-client-scheduling"
-# What each part imports beyond what a client and a server need.
+# What each part imports beyond what a client and a server need for any app.
 EXTRAS: Final = {
+    "learning": ("torch", "torchvision"),
     "page": ("prometheus_client", "starlette", "uvicorn"),
-    "simulation": ("jinja2", "matplotlib", "scipy"),
+    "simulation": ("jinja2", "matplotlib", "scipy", "torch", "torchvision"),
 }
+BUILT_IN_APP: Final = "the built-in app"
+"""What needs the extra ``learning``; other apps bring what they import."""
 
 
 def install_command(*extras: str) -> str:

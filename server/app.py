@@ -10,6 +10,7 @@ from typing import Final
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from flower_scheduling.extras import BUILT_IN_APP, require_extra
 from flower_scheduling.strategies.flower import (
     RoundHook,
     ScheduledStrategy,
@@ -109,9 +110,11 @@ def prepare_run(
 
     Raises
     ------
-    ConfigError, UnknownPolicyError, ClientConfigError
-        If a setting is unknown, out of range, does not fit another, or names a file that is wrong.
+    ConfigError, UnknownPolicyError, ClientConfigError, MissingExtraError
+        If a setting is unknown, out of range, does not fit another, or names a file that is wrong,
+        or torch is not installed.
     """
+    require_extra(BUILT_IN_APP, "learning")
     # Imported here: torch takes seconds that help texts and errors can do without.
     from flower_scheduling.client.learning.models import initial_arrays
     from flower_scheduling.client.learning.partitions import check_partitioner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,8 @@ from ..settings.run import ServerConfig
 _PUBLISHER: Final = "client-scheduling"
 _IMPORT_NAME: Final = "flower_scheduling"
 _PACKAGES: Final = ("client", "server", "strategies")
+# What marks a requirement as one of the built-in app, which is what is bundled
+_OF_APP: Final = re.compile(r"\s*(?:;|and)\s*extra == ['\"]learning['\"]")
 
 
 def write_app(folder: Path) -> Path:
@@ -77,5 +80,9 @@ def _metadata() -> tuple[str, list[str]]:
         found = importlib.metadata.metadata(PROJECT)
     except importlib.metadata.PackageNotFoundError:
         return "0.0.0", [f"flwr=={importlib.metadata.version('flwr')}"]
-    requires = importlib.metadata.requires(PROJECT) or []
-    return found["Version"], [text for text in requires if "extra ==" not in text]
+    needed = []
+    for text in importlib.metadata.requires(PROJECT) or []:
+        text, of_app = _OF_APP.subn("", text)
+        if of_app or "extra ==" not in text:
+            needed.append(text)
+    return found["Version"], needed

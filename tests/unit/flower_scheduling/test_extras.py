@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from paths import ROOT
 
+from flower_scheduling.client.cli import main as client_main
 from flower_scheduling.extras import EXTRAS
 from flower_scheduling.server.cli.main import main as server_main
 from flower_scheduling.simulation.cli import main as simulation_main
@@ -30,6 +31,8 @@ WITH_PAGE = {
     "server/monitoring/prometheus.py",
 }
 """Imported where a page or metrics are served, and nowhere else."""
+LEARNS = ("client/app.py", "client/learning/")
+"""The built-in app, which other apps do without."""
 
 
 def distributions(requirements: list[str]) -> set[str]:
@@ -59,7 +62,9 @@ def test_what_a_client_and_a_server_import_is_declared(room: str) -> None:
     known = packages_distributions()
     core = distributions(PROJECT["dependencies"])
     for file in sorted((ROOT / room).rglob("*.py")):
-        extra = {"page"} if str(file.relative_to(ROOT)) in WITH_PAGE else set()
+        name = str(file.relative_to(ROOT))
+        extra = {"page"} if name in WITH_PAGE else set()
+        extra |= {"learning"} if name.startswith(LEARNS) else set()
         allowed = core.union(*(distributions(OPTIONAL[name]) for name in extra))
         for top, _ in imports(file):
             if top in TRACKERS and "trackers" in file.parts:
@@ -71,11 +76,13 @@ def test_what_a_client_and_a_server_import_is_declared(room: str) -> None:
 def test_what_the_simulation_imports_is_declared_and_drawn_in_when_it_is_needed() -> None:
     known = packages_distributions()
     core, extra = distributions(PROJECT["dependencies"]), distributions(OPTIONAL["simulation"])
+    learning = distributions(OPTIONAL["learning"])
+    assert learning < extra, "it plays the built-in app"
     for file in sorted((ROOT / "simulation").rglob("*.py")):
         for top, at_once in imports(file):
             found = {name.lower().replace("_", "-") for name in known[top]}
             assert found & (core | extra), f"{file}: {top}"
-            assert not at_once or found & core, f"{file} imports {top} at once"
+            assert not at_once or found & (core | learning), f"{file} imports {top} at once"
 
 
 def test_extras_are_named_alike_everywhere() -> None:
@@ -88,6 +95,19 @@ def test_extras_are_named_alike_everywhere() -> None:
 @pytest.mark.parametrize(
     ("run", "arguments", "missing", "line"),
     [
+        (server_main, "", "torch", "the built-in app needs {}[learning], torch is"),
+        (
+            client_main,
+            "--name a",
+            "torchvision",
+            "the built-in app needs {}[learning], torchvision is",
+        ),
+        (
+            server_main,
+            "--runtime superlink",
+            "torch",
+            "the built-in app needs {}[learning], torch is",
+        ),
         (server_main, "--page 127.0.0.1:0", "starlette", "--page needs {}[page], starlette is"),
         (server_main, "--metrics 127.0.0.1:0", "uvicorn", "--metrics needs {}[page], uvicorn is"),
         (

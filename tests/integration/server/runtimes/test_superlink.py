@@ -175,3 +175,31 @@ def test_certificate_must_name_the_host(tmp_path: Path) -> None:
     CertificateFolder(tmp_path).create(["192.0.2.1"])
     with pytest.raises(ConfigError, match=r"names 127\.0\.0\.1"):
         SuperLink(tmp_path / "state", "0.0.0.0:0", tmp_path)
+
+
+def test_the_written_app_asks_for_what_the_built_in_app_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pip and setuptools write what ``[project.optional-dependencies]`` has."""
+    requires = [
+        "flwr<1.43,>=1.39",
+        'torch>=2.4; platform_machine not in "armv6l armv7l armv8l" and extra == "learning"',
+        "other; extra == 'learning'",
+        'torch>=2.4; extra == "simulation"',
+        'uvicorn>=0.30; extra == "page"',
+    ]
+    monkeypatch.setattr("importlib.metadata.metadata", lambda name: {"Version": "1.0"})
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: requires)
+    project = tomllib.loads((write_app(tmp_path / "app") / "pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == [
+        "flwr<1.43,>=1.39",
+        'torch>=2.4; platform_machine not in "armv6l armv7l armv8l"',
+        "other",
+    ]
+
+
+def test_the_repository_as_an_app_asks_for_the_same() -> None:
+    file = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (group,) = file["tool"]["uv"]["default-groups"]  # what `uv sync` installs with dependencies
+    learning = file["project"]["optional-dependencies"]["learning"]
+    assert file["dependency-groups"][group] == [text.partition(";")[0] for text in learning]
