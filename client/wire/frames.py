@@ -20,6 +20,7 @@ large frame travels.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import struct
@@ -71,6 +72,7 @@ class Refusal:
     FULL: Final = "full"
 
 
+@functools.cache  # asked for every hello and welcome
 def package_version() -> str:
     """Return the installed version of this package, or ``unknown`` when run from a checkout."""
     try:
