@@ -113,7 +113,10 @@ class RequestTable:
         self._clock = clock
         self._on_free = on_free
         self._open: dict[str, Request] = {}  # message id -> request with a client
+        self._by_node: dict[int, dict[str, Request]] = {}  # the same, by client
         self._held: dict[str, Request] = {}  # pushed messages, until their reply is pulled
+        self._settled: dict[str, Request] = {}  # of these, those that can be pulled
+        self._expiry_s = math.inf  # nothing that is open or held expires before
         self._unacknowledged: dict[int, list[str]] = {}  # node -> ids of replies that are here
         self.num_late_replies = 0
         self.num_ignored_replies = 0
@@ -122,21 +125,25 @@ class RequestTable:
 
     def open(self, request: Request) -> list[str]:
         """Enter a request that is about to be sent; return the acknowledgements to go with it."""
-        self._open[request.message_id] = request
+        self._enter(request)
         return self.take_acknowledgements(request.node_id)
 
     def hold(self, requests: Iterable[Request]) -> None:
         """Keep what becomes of these requests until it is pulled."""
-        self._held.update((request.message_id, request) for request in requests)
+        for request in requests:
+            self._held[request.message_id] = request
+            if request.settled:
+                self._settled[request.message_id] = request
+            self._expiry_s = min(self._expiry_s, request.expires_s)
 
     def pull(self, message_ids: Iterable[str]) -> list[Request]:
         """Return the held requests of these ids that are settled, each of them once."""
         self._expire()
-        asked = [self._held[i] for i in set(message_ids) if i in self._held]
-        settled = [request for request in asked if request.settled]
-        for request in settled:
-            del self._held[request.message_id]
-        return settled
+        # Many may be asked for, of which few are there.
+        found = self._settled.keys() & set(message_ids) if self._settled else ()
+        for message_id in found:
+            del self._held[message_id]
+        return [self._settled.pop(message_id) for message_id in found]
 
     def abandon(self, requests: Iterable[Request]) -> None:
         """Stop waiting for these; clients that have not answered stay busy."""
@@ -151,7 +158,7 @@ class RequestTable:
     def busy(self) -> set[int]:
         """Return the nodes that still work on a message."""
         self._expire()
-        return {request.node_id for request in self._open.values()}
+        return set(self._by_node)
 
     # -- the clients' side ----------------------------------------------------------------------
 
@@ -164,11 +171,17 @@ class RequestTable:
         arrived_s: float = math.nan,
     ) -> None:
         """Note how a request ended."""
-        self._open.pop(request.message_id, None)
+        if self._open.pop(request.message_id, None) is not None:
+            own = self._by_node[request.node_id]
+            del own[request.message_id]
+            if not own:
+                del self._by_node[request.node_id]
         if request.abandoned:
             self._on_free()
             return
         request.reply, request.failure, request.arrived_s = reply, failure, arrived_s
+        if request.message_id in self._held:
+            self._settled[request.message_id] = request
         if request.arrivals is not None:
             request.arrivals.put(request)
 
@@ -202,8 +215,8 @@ class RequestTable:
                 self.settle(request, failure=LOST)
         now_s = self._clock()
         for message_id in sorted(in_hand - self._open.keys())[:_MAX_UNKNOWN_WORK]:
-            self._open[message_id] = Request(
-                message_id, node_id, now_s + _UNKNOWN_WORK_S, abandoned=True, sent_s=now_s
+            self._enter(
+                Request(message_id, node_id, now_s + _UNKNOWN_WORK_S, abandoned=True, sent_s=now_s)
             )
 
     def fail_pending(self, node_id: int) -> None:
@@ -236,13 +249,25 @@ class RequestTable:
 
     # -------------------------------------------------------------------------------------------
 
+    def _enter(self, request: Request) -> None:
+        self._open[request.message_id] = request
+        self._by_node.setdefault(request.node_id, {})[request.message_id] = request
+        self._expiry_s = min(self._expiry_s, request.expires_s)
+
     def _of(self, node_id: int) -> list[Request]:
-        return [request for request in self._open.values() if request.node_id == node_id]
+        return list(self._by_node.get(node_id, {}).values())
 
     def _expire(self) -> None:
         """Settle messages whose time to live is over; drop held replies that are never pulled."""
         now_s = self._clock()
+        if now_s < self._expiry_s:
+            return
         for request in [r for r in self._open.values() if r.expires_s <= now_s]:
             self.settle(request, failure=TIMEOUT)
         for message_id in [i for i, r in self._held.items() if r.expires_s + _KEEP_S <= now_s]:
             del self._held[message_id]
+            self._settled.pop(message_id, None)
+        # What is left is looked through again when the first of it is due.
+        opened = min((r.expires_s for r in self._open.values()), default=math.inf)
+        held = min((r.expires_s + _KEEP_S for r in self._held.values()), default=math.inf)
+        self._expiry_s = min(opened, held)
