@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import grpc
 
+from flower_scheduling._flwr import NodeInfo
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks
 from flower_scheduling.client.wire.chunks import FrameStream
@@ -23,8 +23,10 @@ from .connection_log import ConnectionLog
 DEFAULT_MAX_CLIENTS: Final = 10_000
 """Names that are admitted by default, at most."""
 
-_HELLO_TIMEOUT_S: Final = 10.0
-_MAX_PENDING: Final = 2048  # handshakes: a whole fleet may connect at once
+# A whole fleet may connect at once, and wait its turn for longer than a single client would. If
+# those were closed that are next, they would come again, and a slow machine never got to an end.
+_HELLO_TIMEOUT_S: Final = 30.0
+_MAX_PENDING: Final = DEFAULT_MAX_CLIENTS  # handshakes
 _DENIED: Final = "it is on the server's deny list"
 
 
@@ -49,8 +51,6 @@ class Admission:
         Takes the reasons of refusals.
     connection_log : ConnectionLog
         Takes what happens to connections.
-    logger : Logger
-        Takes other lines.
     writes : WriteTasks
         Runs the farewells.
 
@@ -59,6 +59,10 @@ class Admission:
     connections : dict
         By node id, of the clients that are admitted. The event loop alone changes it, under the
         server's lock.
+    nodes : dict
+        The same clients as Flower's nodes; the bytes of a name stand for its public key.
+    opted_out : set of int
+        Those of them that take no work at present.
     pending : PendingHandshakes
         Streams that have not said hello.
     num_refused : int
@@ -73,7 +77,6 @@ class Admission:
         max_clients: int,
         warnings: RateLimitedLog,
         connection_log: ConnectionLog,
-        logger: logging.Logger,
         writes: WriteTasks,
     ) -> None:
         self._is_denied = is_denied
@@ -81,11 +84,12 @@ class Admission:
         self._max_clients = max_clients
         self._warnings = warnings
         self._connection_log = connection_log
-        self._logger = logger
         self._writes = writes
         self._known: set[int] = set()  # nodes that were ever admitted
         self._by_folded: dict[str, Connection] = {}  # of those admitted, by folded name
         self.connections: dict[int, Connection] = {}
+        self.nodes: dict[int, NodeInfo] = {}
+        self.opted_out: set[int] = set()
         self.pending = PendingHandshakes(self._log_timeout)
         self.num_refused = 0
 
@@ -112,9 +116,12 @@ class Admission:
     def register(self, connection: Connection, hello: wire.Hello) -> None:
         """Enter a connection, in place of the client's earlier one; called under the lock."""
         replaced = self.connections.get(connection.node_id)
-        self.connections[connection.node_id] = connection
-        self._known.add(connection.node_id)
-        self._by_folded[folded(connection.name)] = connection
+        node_id, name = connection.node_id, connection.name
+        self.connections[node_id] = connection
+        self.nodes[node_id] = NodeInfo(node_id=node_id, name=name, public_key=name.encode())
+        self.note_availability(connection)
+        self._known.add(node_id)
+        self._by_folded[folded(name)] = connection
         if replaced is None:
             self._connection_log.log("connected", connection.name)
         else:
@@ -129,11 +136,26 @@ class Admission:
                 f"{wire.package_version()}: install the same on both",
             )
 
+    def note_availability(self, connection: Connection) -> None:
+        """Take note whether a client takes work; called under the lock."""
+        if connection.available:
+            self.opted_out.discard(connection.node_id)
+        elif self.connections.get(connection.node_id) is connection:
+            self.opted_out.add(connection.node_id)
+
+    def clear(self) -> None:
+        """Forget the connections, after the last stream has ended; called under the lock."""
+        self.connections.clear()
+        self._by_folded.clear()
+        self.nodes.clear()
+        self.opted_out.clear()
+
     def unregister(self, connection: Connection) -> bool:
         """Remove a connection; False if a newer one has replaced it. Called under the lock."""
         if self.connections.get(connection.node_id) is not connection:
             return False
-        del self.connections[connection.node_id]
+        del self.connections[connection.node_id], self.nodes[connection.node_id]
+        self.opted_out.discard(connection.node_id)
         if self._by_folded.get(name := folded(connection.name)) is connection:
             del self._by_folded[name]
         if connection.left:
@@ -144,12 +166,17 @@ class Admission:
 
     async def review(self) -> None:
         """Close the connections of clients that have been denied since they were admitted."""
-        await asyncio.to_thread(self._refresh_denied)  # it may read a file: not on the event loop
-        for connection in list(self.connections.values()):
-            if not connection.closing and self._is_denied(connection.name):
-                self._logger.warning("%s is on the deny list now: closed", connection.name)
+        # It may read a file and looks at every client: not on the event loop.
+        denied = await asyncio.to_thread(self._denied_of, list(self.connections.values()))
+        for connection in denied:
+            if not connection.closing:
+                self._connection_log.log("on the deny list now, closed", connection.name)
                 connection.left = True  # its work is not waited for
                 self._writes.spawn(connection.close(wire.Refused(wire.Refusal.DENIED, _DENIED)))
+
+    def _denied_of(self, connections: Sequence[Connection]) -> list[Connection]:
+        self._refresh_denied()
+        return [each for each in connections if self._is_denied(each.name)]
 
     def _objection(self, hello: wire.Hello, names: set[str]) -> tuple[str, str] | None:
         """Return code and reason if a client must be refused; ``names`` are its certificate's."""
@@ -217,9 +244,10 @@ class PendingHandshakes:
         self._waiting: dict[
             str, dict[asyncio.Future[wire.Frame | None], None]
         ] = {}  # by host, in order
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._count
 
     def hosts(self) -> dict[str, int]:
         """Return the number of streams of each host."""
@@ -233,6 +261,7 @@ class PendingHandshakes:
             self._close_one()
         reading = asyncio.ensure_future(frame)
         self._waiting.setdefault(host, {})[reading] = None
+        self._count += 1
         try:
             done, _ = await asyncio.wait((reading,), timeout=_HELLO_TIMEOUT_S)
         finally:
@@ -251,6 +280,8 @@ class PendingHandshakes:
 
     def _forget(self, host: str, reading: asyncio.Future[wire.Frame | None]) -> None:
         readings = self._waiting.get(host, {})
-        readings.pop(reading, None)
+        if reading in readings:
+            del readings[reading]
+            self._count -= 1
         if not readings:
             self._waiting.pop(host, None)

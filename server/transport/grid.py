@@ -28,6 +28,7 @@ from .stream_server import StreamServer
 # Longest wait for a client: callers log how long they have waited, and a signal that comes just
 # before a wait begins, when Python has no more look at it, is handled after it.
 _LOOK_S: Final = 1.0
+_PAUSE_S: Final = 0.01  # between two returns of a wait
 
 
 class StreamGrid(OwnGrid):
@@ -100,6 +101,7 @@ class StreamGrid(OwnGrid):
         super().__init__(run_id or secrets.randbits(63) or 1)
         self._clock = clock
         self._max_clients = max_clients
+        self._waited_s = -math.inf  # end of the last wait for a client
         self._on_first_exchange = on_first_exchange
         self._servicer = FleetServicer(
             run_id=lambda: self._run.run_id,
@@ -233,8 +235,7 @@ class StreamGrid(OwnGrid):
     def opted_out(self) -> set[int]:
         """Return the connected nodes that do not take work at present."""
         with self._servicer.lock:
-            connections = self._servicer.admission.connections
-            return {node for node, c in connections.items() if not c.available}
+            return set(self._servicer.admission.opted_out)
 
     def on_leave(self) -> set[int]:
         """Return those that opted out: the rounds that they miss are not owed to them."""
@@ -247,6 +248,9 @@ class StreamGrid(OwnGrid):
     def wait(self, seconds: float) -> None:
         """Wait until a client joins or becomes free, or it is time to log that none has."""
         self._servicer.changed.wait(min(seconds, _LOOK_S))
+        # Of a fleet that joins at once each client would wake the caller.
+        time.sleep(max(0.0, min(seconds, self._waited_s + _PAUSE_S - time.monotonic())))
+        self._waited_s = time.monotonic()
         self._servicer.changed.clear()
 
     # -- Flower's grid --------------------------------------------------------------------------
@@ -259,11 +263,7 @@ class StreamGrid(OwnGrid):
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the connected clients; the bytes of a client's name stand for its public key."""
         with self._servicer.lock:
-            connections = list(self._servicer.admission.connections.values())
-        return [
-            NodeInfo(node_id=c.node_id, name=c.name, public_key=c.name.encode())
-            for c in connections
-        ]
+            return list(self._servicer.admission.nodes.values())
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; what cannot be delivered is answered by an error when it is pulled."""

@@ -35,11 +35,13 @@ def raise_limit(max_clients: int) -> None:
         How many clients may connect.
     """
     needed = max_clients + _MOST_RESERVED
+    # Clients whose link has gone are back before their old connections are given up.
+    wanted = needed + max_clients // 2
     limit = _limit()
-    if limit is not None and limit < needed:
+    if limit is not None and limit < wanted:
         with suppress(ValueError, OSError):
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     connections = max_connections()
     if connections is not None and connections < max_clients:

@@ -105,7 +105,6 @@ class FleetServicer:
             max_clients=max_clients,
             warnings=self._warnings,
             connection_log=self._connection_log,
-            logger=self.logger,
             writes=self._writes,
         )
         self._leases: dict[int, asyncio.TimerHandle] = {}  # node -> when its work counts as lost
@@ -168,7 +167,7 @@ class FleetServicer:
             for lease in self._leases.values():
                 lease.cancel()
             self._leases.clear()
-            self.admission.connections.clear()
+            self.admission.clear()
             self.requests.fail_all()
         await self._writes.cancel()
         self._connection_log.flush()
@@ -183,8 +182,14 @@ class FleetServicer:
                 grpc.StatusCode.PERMISSION_DENIED, "only the server's certificate may ask"
             )
         # In a thread: a table of a thousand arms must not delay the stamping of arrivals.
-        status = await asyncio.to_thread(self._status)
-        return json.dumps(status, allow_nan=False).encode()
+        return await asyncio.to_thread(self._status_json)
+
+    def _status_json(self) -> bytes:
+        status = dict(self._status())
+        # One call of the encoder for each arm: it lets no other thread run meanwhile.
+        arms = [json.dumps(arm, allow_nan=False) for arm in status.pop("arms", ())]
+        head = json.dumps(status, allow_nan=False).removesuffix("}")
+        return f'{head}{", " if status else ""}"arms": [{", ".join(arms)}]}}'.encode()
 
     async def serve_client(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Serve one stream from hello to end."""
@@ -284,6 +289,7 @@ class FleetServicer:
     def _apply_availability(self, connection: Connection) -> None:
         with self.lock:
             became_available = connection.apply_availability(self._clock())
+            self.admission.note_availability(connection)
         if became_available:
             self.changed.set()
 
