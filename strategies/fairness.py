@@ -408,6 +408,8 @@ def check_feasibility(
     ]
     exact = math.prod(group.size + 1 for group in groups) <= _MAX_COMBINATIONS
     candidates = _group_prefixes if exact else _likely_sets
+    if len(groups) == 1 and alpha[groups[0][0]] == 1.0:  # a fleet, with arms in thousands
+        exact, candidates = True, _certain_prefixes
     excess, arms = max(
         candidates(groups, floors, alpha, num_selected),
         key=lambda candidate: candidate[0],
@@ -458,6 +460,17 @@ def _group_prefixes(
             )
 
     yield from extend(0, _nobody(num_selected), 0.0, [])
+
+
+def _certain_prefixes(
+    groups: list[IntArray], floors: FloatArray, alpha: FloatArray, num_selected: int
+) -> Iterator[tuple[float, IntArray]]:
+    """Yield asked - served and the tightest leading arms of a group that is always available."""
+    (group,) = groups
+    asked = np.concatenate([[0.0], np.cumsum(floors[group])])
+    excess = asked - np.minimum(num_selected, np.arange(group.size + 1))
+    best = int(np.argmax(excess))
+    yield float(excess[best]), group[:best]
 
 
 def _nobody(num_selected: int) -> FloatArray:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from .base import BoolArray, Explanation, FloatArray
+from .base import BoolArray, Explanation, FloatArray, IntArray
 
 _LARGEST: Final = np.finfo(np.float64).max
+_FEW_ROWS: Final = 8  # for which a heap is quicker than arrays
 
 
 def top_arms(
@@ -140,10 +143,53 @@ def cheapest_set(
     short = np.count_nonzero(rows, axis=1) <= num_selected  # nothing to choose
     worth[short] = 0.0
 
-    best = worth[:, :num_selected].copy()  # those of largest worth among the first arms
+    slowest = (
+        _slowest_of_few(cost, worth, usable, num_selected)
+        if len(rows) <= _FEW_ROWS
+        else _slowest_of_many(cost, worth, usable, num_selected)
+    )
+    worth[np.arange(num_arms) > slowest[:, np.newaxis]] = -np.inf
+    chosen = np.argsort(-worth, axis=1, kind="stable")[:, :num_selected]
+    mask = np.zeros_like(rows)
+    np.put_along_axis(mask, np.take_along_axis(order, chosen, axis=1), True, axis=1)
+    mask[short] = rows[short]
+    return mask.reshape(available.shape)
+
+
+def _slowest_of_few(
+    cost: FloatArray, worth: FloatArray, usable: BoolArray, num_selected: int
+) -> IntArray:
+    """Return, for each of few rows in order of cost, the slowest arm of the cheapest set."""
+    slowest = np.full(len(cost), num_selected - 1)
+    for row, worths in enumerate(worth):
+        total = worth[row : row + 1, :num_selected].copy().sum(axis=1)[0]
+        best = worths[:num_selected].tolist()  # those of largest worth among the first arms
+        heapq.heapify(best)
+        least = math.inf
+        if usable[row, num_selected - 1]:
+            least = float(cost[row, num_selected - 1] - total)
+        # Later arms that are worth no more than the least of these are never among them.
+        later = num_selected + np.flatnonzero(worths[num_selected:] > best[0])
+        for arm, value, price in zip(
+            later.tolist(), worths[later].tolist(), cost[row, later].tolist(), strict=True
+        ):
+            if value <= best[0]:
+                continue
+            total += value - heapq.heapreplace(best, value)
+            if price - total < least and usable[row, arm]:
+                least, slowest[row] = price - total, arm
+    return slowest
+
+
+def _slowest_of_many(
+    cost: FloatArray, worth: FloatArray, usable: BoolArray, num_selected: int
+) -> IntArray:
+    """Do the same for many rows at once."""
+    num_rows, num_arms = cost.shape
+    best = worth[:, :num_selected].copy()
     total = best.sum(axis=1)
-    least, slowest = np.full(len(rows), np.inf), np.full(len(rows), num_selected - 1)
-    every_row = np.arange(len(rows))
+    least, slowest = np.full(num_rows, np.inf), np.full(num_rows, num_selected - 1)
+    every_row = np.arange(num_rows)
     for arm in range(num_selected - 1, num_arms):
         if arm >= num_selected:
             place = best.argmin(axis=1)
@@ -156,13 +202,7 @@ def cheapest_set(
         price = np.where(usable[:, arm], cost[:, arm] - total, np.inf)
         cheaper = price < least
         least[cheaper], slowest[cheaper] = price[cheaper], arm
-
-    worth[np.arange(num_arms) > slowest[:, np.newaxis]] = -np.inf
-    chosen = np.argsort(-worth, axis=1, kind="stable")[:, :num_selected]
-    mask = np.zeros_like(rows)
-    np.put_along_axis(mask, np.take_along_axis(order, chosen, axis=1), True, axis=1)
-    mask[short] = rows[short]
-    return mask.reshape(available.shape)
+    return slowest
 
 
 def quantile_of(values: FloatArray, among: BoolArray, part: float) -> FloatArray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -12,7 +11,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flower_scheduling._flwr import ErrorCode
 from flower_scheduling.client.wire.protocol import CLIENT_INFO, LABEL_COUNTS, NAME, NUM_EXAMPLES
 
-from .arm_table import Arm
+from .arm_table import Arm, ArmTable
 from .rate_limited_log import RateLimitedLog
 from .replies import DEFAULT_MAX_NUM_EXAMPLES, error_text
 from .timed_grid import TimedExchange
@@ -29,6 +28,8 @@ _NO_FUNCTION: Final = "No query function registered"  # flwr 1.42
 _HEADING: Final = "An exception was raised when processing a message by"  # of two that follow
 _FLOWERS_LOG: Final = logging.getLogger("flwr")
 _MAX_ERRORS: Final = 3  # of an app whose query function fails, before the others are not asked
+_ASK_S: Final = 0.02  # time for the making of queries at each look
+_AT_ONCE: Final = 32  # queries that are made before the clock is read
 _PROBE_S: Final = 30.0  # time for the first node to answer, before another one is asked
 _MAX_NAME_LENGTH: Final = 64
 _MAX_LABELS: Final = 10_000
@@ -54,15 +55,21 @@ class ArmDiscovery:
     first (:attr:`.TimedGrid.asks_one_first`), and the others only if it answers. Where the nodes
     log in this very process, as in Flower's simulation, that traceback is left out.
 
+    Of a fleet that joins at once a few hundred are asked at each look: a round waits for the
+    making of queries too.
+
     Parameters
     ----------
+    table : ArmTable
+        The arms; what is learned goes there.
     timeout_s : float
         Time for an answer [s].
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, table: ArmTable, timeout_s: float) -> None:
+        self._table = table
         self._timeout_s = timeout_s
-        self._asked: dict[str, Arm] = {}  # message id -> whom
+        self._asked: dict[str, Arm] = {}  # message id -> arm
         self._log: RateLimitedLog | None = None
         self._app_answers: bool | None = None  # known from the first answer
         self._num_errors = 0
@@ -73,34 +80,33 @@ class ArmDiscovery:
         """Return how many have not answered yet."""
         return len(self._asked)
 
-    @property
-    def silent(self) -> set[int]:
-        """Indices of the arms that have not answered yet."""
-        return {arm.index for arm in self._asked.values()}
-
-    def ask(self, grid: TimedExchange, arms: Sequence[Arm]) -> None:
-        """Ask those of ``arms`` that are not being asked."""
-        silent = self.silent
-        news = [arm for arm in arms if arm.index not in silent]
+    def ask(self, grid: TimedExchange) -> None:
+        """Ask free arms that were not asked, as many as there is time for."""
+        silent = self._table.silent
+        news = [arm for arm in self._table.unqueried() if arm.index not in silent]
         if getattr(grid, "asks_one_first", False):
             news = self._first_of(news, grid.now())
             if news and not self._app_answers:
                 _FLOWERS_LOG.addFilter(self._filter)
-        if not news:
-            return
-        messages = [
-            Message(
-                content=RecordDict(),
-                dst_node_id=arm.node_id,
-                message_type=MessageType.QUERY,
-                ttl=self._timeout_s,
-            )
-            for arm in news
-        ]
-        # A grid that refuses the whole push returns fewer ids than messages.
-        for message_id, arm in zip(grid.push_messages(messages), news, strict=False):
-            if message_id:
-                self._asked[message_id] = arm
+        end_s = grid.now() + _ASK_S
+        for begin in range(0, len(news), _AT_ONCE):
+            few = news[begin : begin + _AT_ONCE]
+            messages = [
+                Message(
+                    content=RecordDict(),
+                    dst_node_id=arm.node_id,
+                    message_type=MessageType.QUERY,
+                    ttl=self._timeout_s,
+                )
+                for arm in few
+            ]
+            # A grid that refuses the whole push returns fewer ids than messages.
+            for message_id, arm in zip(grid.push_messages(messages), few, strict=False):
+                if message_id:
+                    self._asked[message_id] = arm
+                    silent.add(arm.index)
+            if grid.now() >= end_s:
+                break
 
     def _first_of(self, news: list[Arm], now_s: float) -> list[Arm]:
         """Return which new arms to ask, where it is in doubt whether their app answers."""
@@ -109,6 +115,7 @@ class ArmDiscovery:
         if self._app_answers is False:
             for arm in news:
                 arm.queried = True
+                self._table.note(arm)
             return []
         if self._asked and now_s - self._probed_s < _PROBE_S:
             return []
@@ -122,11 +129,15 @@ class ArmDiscovery:
         answered = False
         for reply in grid.pull_messages(list(self._asked)):
             arm = self._asked.pop(reply.metadata.reply_to_message_id, None)
-            if arm is None or (reply.has_error() and reply.error.code in _NOT_THE_CLIENTS):
+            if arm is None:
+                continue
+            self._table.silent.discard(arm.index)
+            if reply.has_error() and reply.error.code in _NOT_THE_CLIENTS:
                 continue
             answered = arm.queried = True
             self._learn(reply)
             self._note(grid, arm, reply)
+            self._table.note(arm)
         if not self._asked:
             _FLOWERS_LOG.removeFilter(self._filter)
         return answered

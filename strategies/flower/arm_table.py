@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..base import BoolArray
+from flower_scheduling._flwr import NodeInfo
+
+from ..base import BoolArray, FloatArray, IntArray
 from .timed_grid import TimedExchange
 
 
@@ -40,8 +46,6 @@ class Arm:
     pause, next_try : int
         For how many rounds it is left out, and the first in which it may be selected again, if it
         has no examples.
-    seen : int
-        The last round in which it belonged to the fleet; -1: before this was noted.
     """
 
     index: int
@@ -55,12 +59,24 @@ class Arm:
     sized: bool = False
     pause: int = 0
     next_try: int = 0
-    seen: int = -1
 
     @property
     def empty(self) -> bool:
         """Whether it has no examples to train on, by what it said last."""
         return self.num_examples == 0
+
+
+_FIELDS: Final = tuple(field.name for field in fields(Arm))
+_COLUMNS: Final = (
+    "_present",
+    "_staying",
+    "_free",
+    "_queried",
+    "_size",
+    "_next_try",
+    "_node",
+    "_seen",
+)
 
 
 class ArmTable:
@@ -71,24 +87,46 @@ class ArmTable:
     while it owes an answer to the query that every newcomer is asked as soon as it is free. An arm
     without examples is no member, and available only when it is to be tried again.
 
+    What the rounds need of all arms is in arrays: of ten thousand few change between two rounds.
+
     Attributes
     ----------
     arms : list of Arm
-        All of them, by index.
+        All of them, by index. A change is made known by :meth:`note`.
     silent : set of int
         Arms with a pending query; kept by :class:`.ArmDiscovery`.
     round : int
         The round that is to be selected for.
+    version : int
+        Grows when an arm is added or changed.
+    gone : (...) int64
+        Arms that have been away for so long that their data count for nothing.
     """
 
     def __init__(self) -> None:
         self.arms: list[Arm] = []
         self.silent: set[int] = set()
         self.round = 0
+        self.version = 0
+        self._clear()
+
+    def _clear(self) -> None:
         self._by_key: dict[str, Arm] = {}
         self._by_node: dict[int, Arm] = {}
-        self._staying: list[int] = []  # connected and not on leave
-        self._free: list[int] = []
+        self._connected: set[int] = set()  # nodes
+        self._names: list[str] | None = None
+        self._rows: list[str | None] = []  # JSON of each arm, for the state
+        self._state: NDArray[np.uint8] | None = None
+        self.gone: IntArray = np.zeros(0, dtype=np.int64)
+        # By arm; longer than the list of arms, for those to come.
+        self._present = np.zeros(0, dtype=np.bool_)  # connected
+        self._staying = np.zeros(0, dtype=np.bool_)  # connected and not on leave
+        self._free = np.zeros(0, dtype=np.bool_)
+        self._queried = np.zeros(0, dtype=np.bool_)
+        self._size = np.zeros(0)  # NaN while unknown
+        self._next_try = np.zeros(0, dtype=np.int64)
+        self._node = np.zeros(0, dtype=np.uint64)
+        self._seen = np.zeros(0, dtype=np.int64)  # last round as a member, from 1; 0: not noted yet
 
     def __len__(self) -> int:
         return len(self.arms)
@@ -96,25 +134,73 @@ class ArmTable:
     def sync(self, grid: TimedExchange) -> None:
         """Read the connected nodes of a grid; new devices become new arms."""
         connected = set(grid.get_node_ids())
-        if not connected <= self._by_node.keys():
-            self._meet(grid, connected)
-        busy = grid.busy()
-        by_node = self._by_node
-        free = connected - busy - grid.opted_out()
-        self._free = sorted({by_node[node].index for node in free})
-        members = connected - grid.on_leave()
-        self._staying = sorted({by_node[node].index for node in members})
+        if connected != self._connected:
+            self._follow(grid, connected)
+        self._free = self._present.copy()
+        self._clear_nodes(self._free, grid.busy())
+        self._clear_nodes(self._free, grid.opted_out())
+        self._staying = self._present.copy()
+        self._clear_nodes(self._staying, grid.on_leave())
 
-    def state(self) -> list[dict[str, Any]]:
-        """Return the arms, ready for JSON."""
-        return [asdict(arm) for arm in self.arms]
+    def note(self, arm: Arm) -> None:
+        """Take note that what is known of an arm has changed."""
+        index = arm.index
+        self._queried[index] = arm.queried
+        self._size[index] = math.nan if arm.num_examples is None else arm.num_examples
+        self._next_try[index] = arm.next_try
+        self._node[index] = arm.node_id
+        self._rows[index] = self._state = self._names = None
+        self.version += 1
 
-    def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Restore arms from :meth:`state`; none is available until the next ``sync``."""
-        self.arms = [Arm(**arm) for arm in state]
-        self._by_key = {arm.key: arm for arm in self.arms}
-        self._by_node = {arm.node_id: arm for arm in self.arms}
-        self._staying, self._free = [], []
+    def note_members(self, gone_rounds: int) -> None:
+        """Take note of the members in the round that begins, and of those away for longer."""
+        seen = self._seen[: len(self.arms)]
+        seen[self.member | (seen == 0)] = self.round
+        self.gone = np.flatnonzero(self.round - seen > gone_rounds)
+
+    def state(self) -> dict[str, Any]:
+        """Return the arms, for a checkpoint: the names of their fields, and rows of values."""
+        if self._state is None:
+            for index, row in enumerate(self._rows):
+                if row is None:
+                    values = [getattr(self.arms[index], name) for name in _FIELDS]
+                    self._rows[index] = json.dumps(values, separators=(",", ":"))
+            text = ",\n".join(self._rows)  # type: ignore[arg-type]
+            self._state = np.frombuffer(f"[{text}]".encode(), dtype=np.uint8)
+        return {
+            "fields": list(_FIELDS),
+            "rows": self._state,
+            "seen": self._seen[: len(self.arms)].copy(),
+        }
+
+    def load_state(self, state: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
+        """Restore arms from :meth:`state`; none is available until the next ``sync``.
+
+        Checkpoints of earlier versions have a mapping for each arm.
+        """
+        seen: IntArray | None = None
+        if isinstance(state, Mapping):
+            seen = np.asarray(state["seen"])
+            rows = json.loads(np.asarray(state["rows"], dtype=np.uint8).tobytes())
+            state = [dict(zip(state["fields"], row, strict=True)) for row in rows]
+        self._clear()
+        self.arms = []
+        for row in state:
+            self._add(Arm(**row))
+        if seen is not None:
+            self._seen[: seen.size] = seen
+
+    @property
+    def names(self) -> list[str]:
+        """What the arms are called, by index; another list when that has changed."""
+        if self._names is None:
+            self._names = [arm.name for arm in self.arms]
+        return self._names
+
+    @property
+    def sizes(self) -> FloatArray:
+        """Examples of the arms, (num_arms,) float64; NaN where unknown."""
+        return self._size[: len(self.arms)].copy()
 
     def arm_of(self, node_id: int) -> Arm:
         """Return the arm behind a node id."""
@@ -122,62 +208,83 @@ class ArmTable:
 
     def node_ids(self, arms: Iterable[int]) -> list[int]:
         """Return the present node ids of arms, in the given order."""
-        return [self.arms[arm].node_id for arm in arms]
+        node_ids: list[int] = self._node[list(arms)].tolist()
+        return node_ids
 
     @property
     def available(self) -> BoolArray:
         """Arms that can be selected now, (num_arms,) bool."""
-        return self._mask(self._ready(self._free))
+        unfit = (self._size == 0) & (self._next_try > self.round)
+        available: BoolArray = (self._free & self._queried & ~unfit)[: len(self.arms)]
+        return available
 
     @property
     def member(self) -> BoolArray:
         """Arms that belong to the fleet at present, (num_arms,) bool."""
-        return self._mask(
-            [i for i in self._staying if i not in self.silent and self.arms[i].num_examples != 0]
-        )
+        member: BoolArray = (self._staying & (self._size != 0))[: len(self.arms)]
+        member[list(self.silent)] = False
+        return member
 
     def all_empty(self, at_least: int = 1) -> bool:
         """Tell whether so many arms that stay have answered, and none of them has examples."""
-        heard = [i for i in self._staying if self.arms[i].queried]
-        return len(heard) >= at_least and all(self.arms[i].empty for i in heard)
+        heard = self._size[self._staying & self._queried]
+        return heard.size >= at_least and not heard.any()  # NaN is true
 
     @property
     def num_available(self) -> int:
         """How many arms can be selected now."""
-        return len(self._ready(self._free))
+        return int(np.count_nonzero(self.available))
 
     def unqueried(self) -> list[Arm]:
         """Return the free arms whose name and size are not known yet."""
-        return [self.arms[i] for i in self._free if not self.arms[i].queried]
+        return [self.arms[i] for i in np.flatnonzero(self._free & ~self._queried).tolist()]
 
-    def _ready(self, arms: list[int]) -> list[int]:
-        table, now = self.arms, self.round
-        return [
-            i
-            for i in arms
-            if table[i].queried and not (table[i].num_examples == 0 and now < table[i].next_try)
-        ]
-
-    def _mask(self, arms: list[int]) -> BoolArray:
-        mask = np.zeros(len(self.arms), dtype=np.bool_)
-        mask[arms] = True
-        return mask
-
-    def _meet(self, grid: TimedExchange, connected: set[int]) -> None:
-        nodes = {node.node_id: node for node in grid.get_nodes()}
+    def _follow(self, grid: TimedExchange, connected: set[int]) -> None:
+        """Take note of who has joined and left since the last look."""
+        joined = connected - self._connected
+        nodes: dict[int, NodeInfo] = {}
+        if not joined <= self._by_node.keys():
+            nodes = {node.node_id: node for node in grid.get_nodes()}
         # Sorted: the arm numbers of devices that join together must not depend on set order.
-        for node_id in sorted(connected - self._by_node.keys()):
-            node = nodes.get(node_id)
-            key = (node.public_key.hex() if node else "") or f"node-{node_id}"
-            arm = self._by_key.get(key)
-            if arm is None:
-                named = node is not None and bool(node.name)
-                name = node.name if node is not None and named else _short(key)
-                arm = Arm(len(self.arms), key, node_id, name, named=named)
-                self.arms.append(arm)
-                self._by_key[key] = arm
-            arm.node_id = node_id  # a SuperNode gets a new node id at each start
+        for node_id in sorted(joined):
+            if node_id not in self._by_node:
+                if nodes and node_id not in nodes:  # it has just left
+                    connected.discard(node_id)
+                    continue
+                self._meet(node_id, nodes.get(node_id))
+            arm = self._by_node[node_id]
+            if arm.node_id != node_id:  # a SuperNode gets a new node id at each start
+                arm.node_id = node_id
+                self.note(arm)
+        changed = self._connected ^ connected
+        self._connected = connected
+        for arm in [self._by_node[node_id] for node_id in changed]:
+            self._present[arm.index] = arm.node_id in connected
+
+    def _meet(self, node_id: int, node: NodeInfo | None) -> None:
+        """Find the arm of a new node, or add one."""
+        key = (node.public_key.hex() if node else "") or f"node-{node_id}"
+        arm = self._by_key.get(key)
+        if arm is None:
+            named = node is not None and bool(node.name)
+            name = node.name if node is not None and named else _short(key)
+            self._add(Arm(len(self.arms), key, node_id, name, named=named))
+        else:
             self._by_node[node_id] = arm
+
+    def _add(self, arm: Arm) -> None:
+        self.arms.append(arm)
+        self._by_key[arm.key] = self._by_node[arm.node_id] = arm
+        self._rows.append(None)
+        if (room := self._present.size) < len(self.arms):
+            for name in _COLUMNS:
+                setattr(self, name, np.pad(getattr(self, name), (0, max(64, room))))
+        self.note(arm)
+
+    def _clear_nodes(self, mask: BoolArray, nodes: AbstractSet[int]) -> None:
+        """Set a mask to false for the arms that these are the present nodes of."""
+        found = [self._by_node[node] for node in nodes if node in self._by_node]
+        mask[[arm.index for arm in found if arm.node_id in nodes]] = False
 
 
 def _short(key: str) -> str:

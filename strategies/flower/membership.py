@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from .arm_discovery import ArmDiscovery
 from .arm_table import Arm, ArmTable
 from .timed_grid import LOGGER, TimedExchange
@@ -32,16 +34,13 @@ class Membership:
         All arms so far.
     sizes_changed : bool
         Whether a size that counts has changed since this was last set to false.
-    gone : frozenset of int
-        Arms that have been away for so long that their data count for nothing.
     """
 
     def __init__(self, wait_s: float, query_timeout_s: float) -> None:
         self.table = ArmTable()
         self.sizes_changed = True
-        self.gone: frozenset[int] = frozenset()
         self._wait_s = wait_s
-        self._discovery = ArmDiscovery(query_timeout_s)
+        self._discovery = ArmDiscovery(self.table, query_timeout_s)
 
     @property
     def arms(self) -> list[Arm]:
@@ -51,21 +50,16 @@ class Membership:
     def sync(self, grid: TimedExchange) -> None:
         """Read the connected clients, and query new ones for name and size."""
         self.table.sync(grid)
-        self._discovery.ask(grid, self.table.unqueried())
+        self._discovery.ask(grid)
         if self._discovery.collect(grid):
             self.sizes_changed = True
-            self._discovery.ask(grid, self.table.unqueried())  # what was learned concerns others
-        self.table.silent = self._discovery.silent
+            self._discovery.ask(grid)  # what was learned concerns others
 
     def note_members(self) -> None:
         """Note which arms belong to the fleet in the round that begins, and which are gone."""
-        table = self.table
-        for arm, there in zip(table.arms, table.member.tolist(), strict=True):
-            if there or arm.seen < 0:
-                arm.seen = table.round
-        gone = (arm.index for arm in table.arms if table.round - arm.seen > _GONE_ROUNDS)
-        before, self.gone = self.gone, frozenset(gone)
-        self.sizes_changed |= self.gone != before
+        before = self.table.gone
+        self.table.note_members(_GONE_ROUNDS)
+        self.sizes_changed |= not np.array_equal(self.table.gone, before)
 
     def wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
         """Wait until so many clients are available, within the bound; log the wait now and then.
@@ -118,8 +112,10 @@ class Membership:
                 self._leave_out(known, server_round)
             elif found is not None and (not known.sized or known.empty):
                 size = max(1, round(found))
-                self.sizes_changed |= size != known.num_examples
-                known.num_examples = size
+                if size != known.num_examples:
+                    self.sizes_changed = True
+                    known.num_examples = size
+                    self.table.note(known)
 
     def _leave_out(self, arm: Arm, server_round: int) -> None:
         pause = _FIRST_PAUSE
@@ -130,3 +126,4 @@ class Membership:
             text = "%s has no examples: it is left out for %d rounds, and owed none while it is so"
             LOGGER.warning(text, arm.name, pause)
         arm.num_examples, arm.pause, arm.next_try = 0, pause, server_round + pause
+        self.table.note(arm)

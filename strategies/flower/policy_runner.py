@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
@@ -25,7 +25,7 @@ from ..base import (
 from ..fairness import FloorRule, NamedFloors, check_feasibility, floors_text, parse_floors
 from ..floors import FloorPolicy, QueuePolicy
 from ..registry import PolicySpec, build_policy, find_policy
-from .arm_table import Arm, ArmTable
+from .arm_table import ArmTable
 from .record import ArmResult
 from .replies import Update
 from .timed_grid import LOGGER
@@ -139,7 +139,8 @@ class PolicyRunner:
         """Least share of rounds of each arm; ``None`` for a policy without floors."""
         if not isinstance(self._policy, FloorPolicy):
             return None
-        return [float(floor) for floor in self._policy.min_participation]
+        floors: list[float] = self._policy.min_participation.tolist()
+        return floors
 
     @property
     def queue(self) -> FloatArray | None:
@@ -156,7 +157,7 @@ class PolicyRunner:
             return False
         return True
 
-    def set_floors(self, arms: Sequence[Arm], gone: Collection[int] = ()) -> None:
+    def set_floors(self, arms: ArmTable) -> None:
         """Compute the floors of arms by their sizes and names.
 
         Arms that are gone keep their floor, and their size takes nothing from the others'.
@@ -164,15 +165,15 @@ class PolicyRunner:
         policy = self.policy
         if not isinstance(policy, FloorPolicy):
             return
-        given = [0 if arm.index in gone else arm.num_examples for arm in arms]
-        known = [size for size in given if size]
-        average = sum(known) / len(known) if known else 1.0
-        sizes = [average if size is None else float(size) for size in given]
-        names = [arm.name for arm in arms]
-        sizes = sizes if any(sizes) else [1.0] * len(arms)
+        sizes, names, gone = arms.sizes, arms.names, arms.gone
+        empty = sizes == 0
+        sizes[gone] = 0.0
+        known = sizes[sizes > 0]
+        sizes[np.isnan(sizes)] = known.mean() if known.size else 1.0
+        sizes = sizes if sizes.any() else np.ones(len(arms))
         floors = np.minimum(self._rule.floors(sizes, self.num_selected, names), _LARGEST_FLOOR)
-        floors[list(gone)] = policy.min_participation[list(gone)]
-        floors[[arm.empty for arm in arms]] = 0.0
+        floors[gone] = policy.min_participation[gone]
+        floors[empty] = 0.0
         policy.min_participation = floors
         self._checked_floors = 0.0
         if isinstance(self._rule, NamedFloors):
@@ -185,8 +186,8 @@ class PolicyRunner:
     def ask(self, server_round: int, arms: ArmTable, quorum: int) -> Selection:
         """Select the super arm; none if fewer arms are available than a step needs."""
         available, member = arms.available, arms.member
-        self._check_floors(arms.arms, member)
-        if arms.num_available < quorum:
+        self._check_floors(arms.names, member)
+        if np.count_nonzero(available) < quorum:
             available = np.zeros_like(available)  # spare the clients work that makes no step
         with self._naming_the_policy():
             selection = self.policy.ask(RoundContext(server_round, available, member))
@@ -199,7 +200,7 @@ class PolicyRunner:
             raise SchedulingError(f"{self.name} selected {name}, which is not available")
         return selection
 
-    def _check_floors(self, arms: Sequence[Arm], member: BoolArray) -> None:
+    def _check_floors(self, names: Sequence[str], member: BoolArray) -> None:
         """Warn if the floors of the members cannot be kept, or are by names that no arm has.
 
         Arms that are away are owed nothing, so the others may have all that a round can serve.
@@ -210,7 +211,7 @@ class PolicyRunner:
         if self._unknown and isinstance(self._rule, NamedFloors):
             self._unknown_rounds += 1
             if self._unknown_rounds in _WARN_OF_NAMES:
-                message = self._rule.unknown_message(arm.name for arm in arms)
+                message = self._rule.unknown_message(names)
                 LOGGER.warning("fairness: %s", message)
         total = float(policy.min_participation @ member)
         if total <= self._checked_floors:
@@ -220,8 +221,10 @@ class PolicyRunner:
         feasibility = check_feasibility(
             policy.min_participation[there], self.num_selected, self._availability
         )
-        message = feasibility.message([arms[arm].name for arm in there.tolist()])
-        if not feasibility.feasible and message != self._floor_warning:
+        if feasibility.feasible:
+            return
+        message = feasibility.message([names[arm] for arm in there.tolist()])
+        if message != self._floor_warning:
             self._floor_warning = message
             LOGGER.warning("%s", message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from flwr.app import ArrayRecord, Message
 from flower_scheduling.errors import InvalidReplyError
 
 from .arm_table import ArmTable
+from .rate_limited_log import RateLimitedLog
 from .record import ArmResult, failure_kind
 from .replies import (
     BAD_WEIGHT,
@@ -26,7 +28,7 @@ from .replies import (
     client_timing,
 )
 from .schema_vote import SchemaVote
-from .timed_grid import LOGGER, TIMEOUT, Exchange
+from .timed_grid import TIMEOUT, Exchange
 
 _MAX_REASON_LENGTH: Final = 300  # text of a client, which goes to log and record
 _UNQUESTIONED_WEIGHT: Final = 1e9  # examples; of more, such as tokens, the others must have many
@@ -93,6 +95,7 @@ class ReplySorter:
         self._weights: dict[int, float] = {}  # by arm, the last
         self._unlike: dict[int, Signature] = {}  # by arm, the last whose arrays were unlike
         self._logged: set[tuple[str, int, str]] = set()
+        self._log = RateLimitedLog(time.monotonic)
 
     def training(
         self,
@@ -152,10 +155,12 @@ class ReplySorter:
         updates = found.updates
         self._seen |= any(not update.unlike for update in updates.values())
         self._unlike |= {arm: one.signature for arm, one in updates.items() if one.unlike}
-        alike = Counter(self._unlike.values())
-        for arm, update in list(updates.items()):
+        unlike = [arm for arm, update in updates.items() if update.unlike]
+        alike = Counter(self._unlike.values()) if unlike else Counter[Signature]()
+        for arm in unlike:
+            update = updates[arm]
             meant = not self._seen and (placeholder or alike[update.signature] >= _FEWEST_ALIKE)
-            if update.unlike and not meant:
+            if not meant:
                 text = f"{WRONG_ARRAYS}: {update.unlike}"
                 found.refuse(arm, text if self._seen else f"{text} (fixed_shapes=False takes it)")
 
@@ -164,9 +169,9 @@ class ReplySorter:
         now = {arm: update.num_examples or 0.0 for arm, update in found.updates.items()}
         known = self._weights | now
         for arm, weight in now.items():
-            others = [known[other] for other in known if other != arm]
-            if weight <= _UNQUESTIONED_WEIGHT or not others:
+            if weight <= _UNQUESTIONED_WEIGHT or len(known) < 2:
                 continue
+            others = [known[other] for other in known if other != arm]
             if weight > _MOST_TIMES_MEDIAN * (median := statistics.median(others)):
                 text = f"{weight:g} examples, where the other clients have {median:g}"
                 found.refuse(arm, f"{BAD_WEIGHT}: {text}")
@@ -211,4 +216,7 @@ class ReplySorter:
         self._logged.add(kind)
         # A missed deadline is ordinary on a fading link.
         level = logging.INFO if why == TIMEOUT else logging.WARNING
-        LOGGER.log(level, "%s from %s: %s", what, self._table.arms[arm].name, why)
+        name = self._table.arms[arm].name
+        # Half of a large fleet may go at once: of that twenty lines a minute say enough.
+        text = f"{what} from {name}: {why}"
+        self._log.log(f"{what}, {failure_kind(why)}", name, text, level)

@@ -76,7 +76,7 @@ class RoundParts:
     def set_floors(self) -> None:
         """Let the policy's floors follow the sizes that are known now."""
         self.membership.sizes_changed = False
-        self.policy.set_floors(self.membership.arms, self.membership.gone)
+        self.policy.set_floors(self.membership.table)
 
 
 def set_ttl(messages: Iterable[Message], deadline_s: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .replies import Signature
@@ -20,6 +20,8 @@ class SchemaVote:
 
     def __init__(self) -> None:
         self._votes: dict[int, str] = {}  # arm -> digest: signatures may be as long as clients like
+        self._counts: Counter[str] = Counter()  # of votes for each digest
+        self._state: dict[str, str] | None = None
 
     def agree(self, signatures: Mapping[int, Signature]) -> set[int]:
         """Return the arms whose reply may be used together.
@@ -36,18 +38,42 @@ class SchemaVote:
             with equally many, those of the arm that comes first.
         """
         now = {arm: _digest(signature) for arm, signature in signatures.items()}
-        self._votes |= now
-        votes = Counter(self._votes.values())
+        for arm, names in now.items():
+            self._vote(arm, names)
+        votes = self._counts
         best = max((now[arm] for arm in sorted(now)), key=lambda names: votes[names], default=None)
         return {arm for arm, names in now.items() if names == best}
 
-    def state(self) -> list[list[Any]]:
-        """Return the votes, ready for JSON."""
-        return [[arm, names] for arm, names in self._votes.items()]
+    def state(self) -> dict[str, str]:
+        """Return the votes, ready for JSON: by digest of the names, the arms that use them."""
+        if self._state is None:
+            arms: dict[str, list[str]] = {}
+            for arm, names in self._votes.items():
+                arms.setdefault(names, []).append(str(arm))
+            self._state = {names: " ".join(found) for names, found in arms.items()}
+        return dict(self._state)
 
-    def load_state(self, state: Iterable[Sequence[Any]]) -> None:
-        """Go on where :meth:`state` left off."""
-        self._votes = {arm: names for arm, names in state}
+    def load_state(self, state: Mapping[str, str] | Sequence[Sequence[Any]]) -> None:
+        """Go on where :meth:`state` left off; earlier versions have a pair for each arm."""
+        self._votes, self._counts, self._state = {}, Counter(), None
+        if isinstance(state, Mapping):
+            for names, arms in state.items():
+                for arm in arms.split():
+                    self._vote(int(arm), names)
+            return
+        for pair in state:
+            self._vote(*pair)
+
+    def _vote(self, arm: int, names: str) -> None:
+        if (before := self._votes.get(arm)) == names:
+            return
+        if before is not None:
+            self._counts[before] -= 1
+            if not self._counts[before]:
+                del self._counts[before]
+        self._votes[arm] = names
+        self._counts[names] += 1
+        self._state = None
 
 
 def _digest(signature: Signature) -> str:

@@ -255,7 +255,7 @@ class ScheduledStrategy(Strategy):
     def queues(self) -> list[float] | None:
         """Virtual queue of each arm [rounds owed]; ``None`` for a policy without queues."""
         queue = self._policy.queue
-        return None if queue is None else [float(debt) for debt in queue]
+        return None if queue is None else queue.tolist()
 
     @property
     def recording(self) -> RecordingOptions:

@@ -115,6 +115,22 @@ def test_many_availabilities_leave_sufficiency_open():
     assert not check_feasibility(np.full(30, 0.2), 5, alpha).feasible
 
 
+@pytest.mark.parametrize("num_selected", [1, 3, 50])
+def test_arms_that_are_always_there_are_judged_without_their_distribution(num_selected):
+    rng = np.random.default_rng(num_selected)
+    for floors in (rng.random(40) * 0.2, rng.random(40) * 0.9, np.full(3, 0.5), np.full(7, 0.99)):
+        always = check_feasibility(floors, num_selected)
+        # One of them may be away in a billion rounds: the general rule.
+        nearly = check_feasibility(floors, num_selected, np.r_[1 - 1e-9, np.ones(len(floors) - 1)])
+        assert always.exact
+        assert always.feasible == nearly.feasible
+        assert always.served == pytest.approx(nearly.served, abs=1e-6)
+    thousands = check_feasibility(np.full(100_000, 0.001), 50)
+    assert thousands.exact
+    assert len(thousands.arms) == 100_000
+    assert thousands.served == pytest.approx(50.0)
+
+
 def test_nothing_asked_is_feasible():
     assert check_feasibility([], 2).feasible
     assert check_feasibility([0.0, 0.0], 2, 0.0).feasible

@@ -153,7 +153,9 @@ def test_one_client_cannot_make_its_names_those_of_all() -> None:
     assert vote.agree({0: odd, 1: plain}) == {0}, "one against one: the first"
     assert vote.agree({0: odd, 2: plain}) == {2}, "two against one, though one of them is away"
     assert vote.agree({0: odd, 1: plain}) == {1}
-    again = SchemaVote()
-    again.load_state(json.loads(json.dumps(vote.state())))
-    assert again.agree({0: odd, 1: plain}) == {1}
+    pairs = [[int(arm), names] for names, arms in vote.state().items() for arm in arms.split()]
+    for state in (vote.state(), pairs):  # of this version, and of 0.1
+        again = SchemaVote()
+        again.load_state(json.loads(json.dumps(state)))
+        assert again.agree({0: odd, 1: plain}) == {1}
     assert vote.agree({}) == set()

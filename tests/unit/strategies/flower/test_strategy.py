@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -766,7 +767,8 @@ def test_a_client_that_joins_while_others_evaluate_is_an_arm_of_the_next_round()
 
     def hook(record: RoundRecord, arrays: ArrayRecord) -> None:
         state = scheduled.state_dict()
-        assert len(state["arms"]) == scheduled.policy.num_arms == len(scheduled.floors or [])
+        arms = json.loads(state["arms"]["rows"].tobytes())
+        assert len(arms) == scheduled.policy.num_arms == len(scheduled.floors or [])
         seen.append((record.round, record.num_arms, len(scheduled.arms)))
 
     scheduled = ScheduledStrategy(

@@ -258,6 +258,10 @@ def test_cheapest_set_is_that_of_all_sets(num_arms, num_selected, weight, chance
             arms = list(arms)
             return cost[row, arms].max() + (weight * cost[row, arms] - value[row, arms]).sum()
 
+        alone = cheapest_set(
+            cost[row], value[row], available[row], num_selected, rng, sum_weight=weight
+        )
+        assert price(np.flatnonzero(alone)) == price(np.flatnonzero(mask[row]))
         best = min(map(price, itertools.combinations(free, size)))
         assert price(np.flatnonzero(mask[row])) == pytest.approx(best, abs=1e-9)
 
