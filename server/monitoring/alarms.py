@@ -122,6 +122,7 @@ class Alarms:
         self._there: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._joins: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._away: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._names: tuple[Sequence[str], str] = (), ""  # and which floors none of them is meant by
         self._best, self._evaluations_since = -1.0, 0
         self._tight = self._loose = False
 
@@ -227,7 +228,9 @@ class Alarms:
     def _of_names(self, names: Sequence[str], floors: Sequence[float] | None) -> Iterator[Alarm]:
         text = ""
         if floors is not None and isinstance(self._rule, NamedFloors):
-            text = self._rule.unknown_message(names)
+            if self._names[0] is not names:  # the same list as long as nothing has changed
+                self._names = names, self._rule.unknown_message(names)
+            text = self._names[1]
         if text and self._totals.rounds >= _UNKNOWN_ROUNDS:
             yield Alarm(FLOOR_UNKNOWN, -1, f"{text}, and a floor waits for it")
         gone = np.flatnonzero((self._joins <= 1) & (self._away >= _GONE_ROUNDS))
@@ -301,7 +304,7 @@ class AlarmLog(RoundCallback):
         """Log what has begun or ended with a round."""
         strategy = self._run.strategy
         self._alarms.observe(record)
-        names = [arm.name for arm in strategy.arms.arms]
+        names = strategy.arms.names
         found = self._alarms.active(names, strategy.floors, self._run.saved_round)
         before = {(alarm.kind, alarm.arm) for alarm in self.active}
         now = {(alarm.kind, alarm.arm): alarm for alarm in found}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from flwr.app import ArrayRecord
 
 from flower_scheduling.strategies.flower import RoundRecord
 
 from ..callbacks import RoundCallback, Run, RunEnd
+
+_ARMS_S: Final = 1.0  # between two lists of the same arms: of a large fleet each takes a while
 
 
 class RunRecorder(RoundCallback):
@@ -22,13 +25,16 @@ class RunRecorder(RoundCallback):
         """Take the run."""
         self._run = run
         self._latest: tuple[RoundRecord, ArrayRecord] | None = None
+        self._noted: tuple[int, list[float] | None] | None = None  # version of the arms, floors
+        self._num_noted = 0
+        self._noted_s = 0.0
 
     def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Write a round, and count it."""
         self._latest = record, arrays
         if (directory := self._run.directory) is not None:
             # The arms first: a reader of a round finds its clients in the list.
-            self._write_arms()
+            self._note_arms(record.num_arms)
             directory.write_round(record, arrays)
         self._count_latest()
 
@@ -44,6 +50,15 @@ class RunRecorder(RoundCallback):
         self._write_arms()
         directory.write_summary(run.summary())
         directory.write_model("last", run.arrays)
+
+    def _note_arms(self, num_arms: int) -> None:
+        """Write the list of arms if there are new ones, or if it has changed for a while."""
+        now = self._run.strategy.arms.version, self._run.strategy.floors
+        if now == self._noted:
+            return
+        if num_arms > self._num_noted or time.monotonic() - self._noted_s >= _ARMS_S:
+            self._write_arms()
+            self._noted, self._num_noted, self._noted_s = now, num_arms, time.monotonic()
 
     def _write_arms(self) -> None:
         run = self._run

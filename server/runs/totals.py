@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flower_scheduling.strategies.flower import TIMEOUT, Arm, RoundRecord, failure_kind
 
 LOOSE: Final = 10.0
@@ -28,10 +31,10 @@ class ArmTotals:
 
     Attributes
     ----------
+    index : int
+        The arm.
     first_round : int
         The first round in which the arm was known; 0: not yet.
-    absent : int
-        Rounds since then in which it did not belong to the fleet.
     selected : int
         Rounds in which it was selected.
     completed, last_completed : int
@@ -48,8 +51,8 @@ class ArmTotals:
         Failures by kind (:func:`.failure_kind`).
     """
 
+    index: int
     first_round: int = 0
-    absent: int = 0
     selected: int = 0
     completed: int = 0
     last_completed: int = 0
@@ -107,6 +110,8 @@ class RunTotals:
         self.best: RoundRecord | None = None
         self.target: RoundRecord | None = None
         self._num_known = 0  # arms in the last round
+        # By arm, rounds in which it did not belong to the fleet: thousands may be away.
+        self._absent: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._rtt_bins: Counter[int] = Counter()
 
     def count(self, record: RoundRecord) -> None:
@@ -129,13 +134,16 @@ class RunTotals:
 
     def grow(self, num_arms: int) -> list[ArmTotals]:
         """Return the counts of at least so many arms."""
-        while len(self.arms) < num_arms:
-            self.arms.append(ArmTotals())
+        self.arms += map(ArmTotals, range(len(self.arms), num_arms))
+        if (missing := len(self.arms) - self._absent.size) > 0:
+            self._absent = np.pad(self._absent, (0, missing))
         return self.arms
 
     def member_rounds(self, arm: ArmTotals) -> int:
         """Return in how many rounds an arm belonged to the fleet."""
-        return self.rounds - arm.first_round + 1 - arm.absent if arm.first_round else 0
+        if not arm.first_round:
+            return 0
+        return self.rounds - arm.first_round + 1 - int(self._absent[arm.index])
 
     def share(self, arm: ArmTotals) -> float:
         """Return in which share of the rounds in which it belonged to the fleet it was selected.
@@ -194,8 +202,7 @@ class RunTotals:
         for arm in arms[self._num_known : record.num_arms]:
             arm.first_round = self.rounds
         self._num_known = max(self._num_known, record.num_arms)
-        for index in record.absent:
-            arms[index].absent += 1
+        self._absent[record.absent] += 1
         for result in record.results:
             arm = arms[result.arm]
             arm.selected += 1

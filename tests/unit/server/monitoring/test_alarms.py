@@ -143,9 +143,7 @@ def test_a_checkpoint_is_stale_when_two_are_missing() -> None:
 
 
 def test_the_log_has_beginnings_and_ends_and_not_too_many(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = SimpleNamespace(
-        arms=SimpleNamespace(arms=[SimpleNamespace(name=name) for name in NAMES]), floors=None
-    )
+    strategy = SimpleNamespace(arms=SimpleNamespace(names=NAMES), floors=None)
     totals = RunTotals()
     run: Any = SimpleNamespace(
         strategy=strategy,
