@@ -72,6 +72,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_study.py
 	$(BIN)/python benchmarks/bench_simulation.py
 	$(BIN)/python benchmarks/bench_stream.py
+	$(BIN)/python benchmarks/bench_fleet.py
 	$(BIN)/python benchmarks/bench_superlink.py
 	$(BIN)/python benchmarks/bench_page.py
 
