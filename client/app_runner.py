@@ -35,7 +35,7 @@ from flower_scheduling._flwr import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
-from flower_scheduling.errors import SchedulingError
+from flower_scheduling.errors import DataUnavailableError, SchedulingError
 
 from .wire import frames as wire
 from .wire.packing import pack, unpack
@@ -71,6 +71,8 @@ class AppRunner:
     ----------
     answered : int
         Messages that the app was called for, queries apart: servers ask anew after a restart.
+    fault : DataUnavailableError or None
+        Why no message can be answered: the client has no data.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class AppRunner:
         self._context: Context | None = None
         self._last_error = ""
         self.answered = 0
+        self.fault: DataUnavailableError | None = None
 
     def answer(self, work: wire.Work, welcome: wire.Welcome) -> wire.Packed | None:
         """Return the reply to a message.
@@ -154,7 +157,10 @@ class AppRunner:
     def _failure(self, work: wire.Work, error: BaseException) -> wire.Packed:
         """Log what the app raised, and return the reply that says so."""
         text = _describe(error)
-        self._log_error(error, text)
+        if isinstance(error, DataUnavailableError):
+            self.fault = error
+        else:
+            self._log_error(error, text)
         return _error_reply(work, text)
 
     def _log_error(self, error: BaseException, text: str) -> None:

@@ -58,7 +58,7 @@ class StreamClient:
     credentials : grpc.ChannelCredentials, optional
         TLS; without it the connection is in the clear.
     own_fault : callable, optional
-        With TLS: returns what is wrong with this client's certificate by now.
+        With TLS: returns what is wrong with the certificates of both ends by now.
     available : bool
         Whether the client takes work at first.
     stay : bool
@@ -157,6 +157,8 @@ class StreamClient:
             If the server speaks another version of the protocol.
         ConnectionRefused
             If the server does not take this client.
+        DataUnavailableError
+            If the app's data set is not to be had; the server gets to know.
         KeyboardInterrupt
             If interrupted; the server gets a goodbye.
         """
@@ -220,6 +222,8 @@ class StreamClient:
                 )
                 if self._owns_worker:
                     self._worker.end()
+        if self._app.fault is not None:
+            raise self._app.fault
 
     # -- connection, on the event loop ----------------------------------------------------------
 
@@ -321,6 +325,8 @@ class StreamClient:
         self._in_hand[message_id] = reply
         if self._stream is not None:
             self._writes.spawn(self._stream.write(wire.Reply(message_id, reply)))
+        if self._app.fault is not None and self._stopping is not None:
+            self._stopping.set()
         if self._restart_after is not None and self._app.answered >= self._restart_after:
             self._retiring = True
             self._send_availability()
@@ -388,9 +394,9 @@ class StreamClient:
             return
         self._logged_s = now_s
         what = "lost the connection to" if self._was_connected else "cannot reach"
-        hint = tls_hint(why, self._own_fault)
-        if self._has_just_worked:  # then the settings of both ends fit
-            hint, self._has_just_worked = "", False
+        # Not where it has just worked: then the settings of both ends fit.
+        hint = "" if self._has_just_worked else tls_hint(why, self._address, self._own_fault)
+        self._has_just_worked = False
         why = f"({why}){hint}{through_proxy(self._address)}"
         LOGGER.warning("%s the server at %s %s; still trying", what, self._address, why)
 

@@ -20,7 +20,7 @@ from flower_scheduling.client.app_runner import LOGGER, AppRunner, encodable
 from flower_scheduling.client.stream import StreamClient
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.packing import unpack
-from flower_scheduling.errors import ClientConfigError, ConnectionRefused
+from flower_scheduling.errors import ClientConfigError, ConnectionRefused, DataUnavailableError
 
 WELCOME = wire.Welcome(node_id=7, run_id=1, run_config={})
 
@@ -81,6 +81,13 @@ def test_same_error_again_is_one_line(log: Path) -> None:
 def test_error_of_the_set_up_has_no_traceback(log: Path) -> None:
     answer(runner_of(ClientConfigError("no such folder")))
     assert log.read_text() == "the ClientApp raised ClientConfigError: no such folder\n"
+
+
+def test_a_client_without_data_says_so_to_its_server_and_its_owner(log: Path) -> None:
+    runner = runner_of(error := DataUnavailableError("no source is reachable"))
+    assert answer(runner).error.reason == "DataUnavailableError: no source is reachable"
+    assert runner.fault is error
+    assert not log.read_text(), "its owner prints it"
 
 
 def test_message_that_cannot_be_read_has_no_answer(log: Path) -> None:

@@ -49,7 +49,13 @@ from flower_scheduling.client.stream import StreamClient, Worker, _Stream
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks
 from flower_scheduling.client.wire.packing import pack
-from flower_scheduling.errors import ConfigError, ConnectionRefused, VersionMismatch, WireError
+from flower_scheduling.errors import (
+    ConfigError,
+    ConnectionRefused,
+    DataUnavailableError,
+    VersionMismatch,
+    WireError,
+)
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import StreamGrid
 from flower_scheduling.server.transport.messages import UNREADABLE
@@ -637,6 +643,21 @@ def test_who_comes_together_is_told_together(
     joined, left = (line for line in said if line.startswith(("connected:", "left:")))
     assert joined.endswith(" and 2 more")
     assert left == "left: dev-0"
+
+
+def test_a_client_that_cannot_have_its_data_leaves_with_that_reason(
+    fleet: Fleet, said: list[str]
+) -> None:
+    def work(message: Message, context: Context) -> None:
+        raise DataUnavailableError("no source for MNIST is reachable: put the files there")
+
+    fleet.run("a", echo_app(work))
+    (exchange,) = fleet.exchange("a")
+    assert exchange.reply is not None
+    assert "no source for MNIST" in exchange.reply.error.reason
+    assert isinstance(fleet.error_of("a"), DataUnavailableError)
+    until(lambda: not list(fleet.grid.get_node_ids()))
+    assert not [line for line in said if "lost the connection" in line], "it said goodbye"
 
 
 def test_app_without_answer_to_a_query_is_no_error(fleet: Fleet, said: list[str]) -> None:
