@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-from typing import Final
 
-from flower_scheduling.signals import signals_of
+from flower_scheduling.signals import end_on_interrupt, signals_of
 
 from .restart import end_children, takes_work
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 EXIT_GRACE_S: Final = 2.0  # for an app that is still at work to return
 _LEFTOVERS_S: Final = 5.0  # for what an app runs at the end of its process, or left running
@@ -20,6 +22,7 @@ _wants_toggle = False
 
 def client() -> None:
     """Run ``flower-client``; a signal is heeded from the first moment on."""
+    end_on_interrupt()  # until the client heeds it
     for toggle in signals_of("SIGUSR1"):
         signal.signal(toggle, remember_toggle)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core tells of every ordinary goodbye
@@ -44,6 +47,8 @@ def remember_toggle(signum: int, frame: object) -> None:
 
 def _end_soon(code: int) -> None:
     """End the process in a moment even if threads or processes of the app's hold it up."""
+    import threading
+
     timer = threading.Timer(_LEFTOVERS_S, end_at_once, (code,))
     timer.daemon = True
     timer.start()

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from typing import IO, Any, Final, NoReturn
 
-from flower_scheduling.signals import signals_of
+from flower_scheduling.signals import interrupted, signals_of
 
 from .app_runner import LOGGER, Worker
 from .entry import EXIT_GRACE_S, end_at_once, remember_toggle
@@ -43,6 +43,7 @@ _UNHANDLED: Final = (
     signal.SIG_IGN,
     None,
     signal.default_int_handler,
+    interrupted,
     remember_toggle,
 )
 
@@ -146,7 +147,9 @@ class ClientProcess:
     def _take_signals(self) -> None:
         for signum in _HEEDED:
             if (before := signal.getsignal(signum)) is not signal.SIG_IGN:
-                self._handlers[signum] = before
+                # That of the start ends the process, and processes of the app's would have it.
+                at_start = before is interrupted
+                self._handlers[signum] = signal.default_int_handler if at_start else before
         self._insist()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)

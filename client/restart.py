@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Mapping
-from typing import Final, NoReturn
 
 from flower_scheduling.signals import signals_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Final, NoReturn
 
 __all__ = ["begin_anew", "end_children", "take_slot_number", "take_state", "takes_work"]
 
@@ -36,6 +38,8 @@ def begin_anew(
     slot : int, optional
         The number that it has among the clients of its folder.
     """
+    import tempfile  # not before it must: the program starts with this module
+
     end_children(_PATIENCE_S)
     with tempfile.TemporaryFile() as file:
         file.write(state)
@@ -56,7 +60,7 @@ def begin_anew(
 
 def end_children(patience_s: float) -> None:
     """End the app's worker processes, which would outlive its process."""
-    import multiprocessing  # not before it must: the program starts with this module
+    import multiprocessing
 
     children = multiprocessing.active_children()
     for child in children:

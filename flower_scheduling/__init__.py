@@ -4,15 +4,19 @@
 ``strategies`` (policies and the adapter), ``client``, ``server`` and ``simulation``.
 """
 
+from __future__ import annotations
+
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 if not os.path.isdir(os.path.join(__path__[0], "client")):
     # A checkout, or the bundle that ``flwr run`` makes of it: the packages lie beside this folder.
     __path__.append(os.path.dirname(__path__[0]))
 
+TYPE_CHECKING = False  # typing takes milliseconds, in which an interrupt would be a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from .strategies import (
         POLICIES,
         PolicySpec,

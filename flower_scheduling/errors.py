@@ -37,7 +37,6 @@ EXIT_FAILED: Final = 1
 """The run failed."""
 EXIT_USAGE: Final = 2
 """The program was called or configured wrongly."""
-EXIT_INTERRUPTED: Final = 130
 
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100

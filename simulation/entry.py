@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 
-_INTERRUPTED = 130
+from flower_scheduling.signals import EXIT_INTERRUPTED, end_on_interrupt, raise_on_interrupt
 
 
 def simulation() -> None:
     """Run ``flower-simulation``."""
-    try:
-        from .cli import main
+    end_on_interrupt()
+    from .cli import main
 
+    try:
+        raise_on_interrupt()
         code = main()
-    except KeyboardInterrupt:  # while the imports, which take seconds, were under way
+    except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
-        code = _INTERRUPTED
+        code = EXIT_INTERRUPTED
     sys.exit(code)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 
-from flower_scheduling.errors import EXIT_INTERRUPTED
+from flower_scheduling.signals import EXIT_INTERRUPTED, end_on_interrupt, raise_on_interrupt
 
 
 def server() -> None:
     """Run ``flower-server``."""
+    end_on_interrupt()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core logs every ordinary goodbye
     # gRPC's handlers of fork() break worker processes of an app, such as PyTorch's loaders start.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -19,11 +19,16 @@ def server() -> None:
 
 def certs() -> None:
     """Run ``flower-certs``."""
+    end_on_interrupt()
     _run(".certs")
 
 
 def _run(module: str) -> None:
+    from importlib import import_module
+
+    main = import_module(module, __package__).main
     try:
-        sys.exit(import_module(module, __package__).main())
+        raise_on_interrupt()
+        sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

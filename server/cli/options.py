@@ -14,11 +14,11 @@ from rich.logging import RichHandler
 from flower_scheduling.errors import (
     EXIT_DONE,
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_USAGE,
     SchedulingError,
     fail,
 )
+from flower_scheduling.signals import EXIT_INTERRUPTED
 from flower_scheduling.strategies.flower import LOGGER
 
 from ..settings.base import Settings
