@@ -202,7 +202,7 @@ def cli(
         node_config["partition-id"] = slot
         name = f"client-{slot}"
     address = _checked_address(address, secure=tls is not None or insecure)
-    credentials, own_fault = _credentials(tls, name)
+    credentials, own_fault = _credentials(tls, name, address)
     node_config["name"] = name
     if app_path == _OUR_APP:
         require_extra(BUILT_IN_APP, "learning")
@@ -270,7 +270,7 @@ def health(
         for key, value in (("address", address), ("name", name), ("tls", tls))
     )
     address = _checked_address(address, secure=True)
-    credentials, own_fault = _credentials(tls, name)
+    credentials, own_fault = _credentials(tls, name, address)
     options = proxy_options(address)
     if credentials is None:
         channel = grpc.insecure_channel(address, options=options)
@@ -342,20 +342,20 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=stream)
 
 
-def _credentials(tls: Path | None, name: str) -> tuple[Any, Callable[[], str] | None]:
-    """Read the TLS files; return them, and a function that returns the certificate's fault."""
-    from .wire.credentials import channel_credentials, client_files, expiry, load_certificate
+def _credentials(tls: Path | None, name: str, address: str) -> tuple[Any, Callable[[], str] | None]:
+    """Read the TLS files; return them, and a function that returns the certificates' fault."""
+    from .wire.credentials import (
+        certificate_fault,
+        channel_credentials,
+        client_files,
+        load_certificate,
+    )
 
     if tls is None:
         return None, None
     credentials = channel_credentials(tls, name)
-    certificate = load_certificate(client_files(tls, name)[1])
-
-    def own_fault() -> str:
-        text = expiry(certificate)
-        return f"{name}'s certificate {text}: renew it with flower-certs, restart" if text else ""
-
-    return credentials, own_fault
+    authority, own = (load_certificate(file) for file in client_files(tls, name)[:2])
+    return credentials, lambda: certificate_fault(address, own, authority)
 
 
 def _warn_of_expiry(tls: Path, name: str) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import math
+import socket
+import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -15,8 +19,11 @@ from cryptography.x509.oid import NameOID
 
 from flower_scheduling.errors import CertificateTimeError, ClientConfigError
 
+from .addresses import parse_address
+
 __all__ = [
     "alternative_names",
+    "certificate_fault",
     "channel_credentials",
     "check_pair",
     "client_files",
@@ -27,7 +34,12 @@ __all__ = [
     "load_certificate",
     "load_key",
     "server_credentials",
+    "serves_tls",
 ]
+
+
+_PROBE_S = 2.0  # longest wait of an attempt to speak TLS
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "HTTP_REQUEST")
 
 
 def channel_credentials(folder: Path, name: str) -> grpc.ChannelCredentials:
@@ -156,6 +168,87 @@ def host_names(certificate: x509.Certificate) -> list[str]:
     names = alternative_names(certificate)
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     return [*names.get_values_for_type(x509.DNSName), *addresses]
+
+
+def serves_tls(address: str) -> tuple[bool | None, x509.Certificate | None]:
+    """Find out whether a server speaks TLS, and which certificate it shows, whoever issued it.
+
+    Returns
+    -------
+    bool or None
+        ``None``: it does not answer, or closes the connection.
+    Certificate or None
+        That of a server that speaks TLS.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        host, port = parse_address("server", address)
+        with (
+            socket.create_connection((host, port), _PROBE_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secured,
+        ):
+            shown = secured.getpeercert(binary_form=True)
+    except ssl.SSLError as error:  # it wants a certificate, or is no server of TLS
+        return (False if error.reason in _NO_TLS else "ALERT" in (error.reason or "") or None), None
+    except (OSError, ValueError):
+        return None, None
+    with suppress(ValueError):
+        return True, x509.load_der_x509_certificate(shown or b"")
+    return True, None
+
+
+def certificate_fault(
+    address: str, own: x509.Certificate, authority: x509.Certificate, *, any_host: bool = False
+) -> str:
+    """Return what is wrong with the certificates of the two ends of a connection, by now.
+
+    Parameters
+    ----------
+    address : str
+        The server's ``host:port``.
+    own, authority : Certificate
+        This end's certificate, and the authority that both must have.
+    any_host : bool
+        Whether the server's certificate may be another host's.
+
+    Returns
+    -------
+    str
+        Empty if nothing can be seen from here.
+    """
+    if text := expiry(own):
+        return f"{common_name(own)}'s certificate {text}: renew it with flower-certs, restart"
+    speaks, shown = serves_tls(address)
+    if speaks is False:
+        return "the server speaks no TLS: start it with --tls, or leave --tls out here"
+    if shown is None:
+        return ""
+    try:
+        shown.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return "the server's certificate is of another authority than this ca.pem"
+    if text := expiry(shown):
+        return f"the server's certificate {text}: renew it with flower-certs, restart the server"
+    names, host = host_names(shown), parse_address("server", address).host
+    if not any_host and not any(_names_host(name, host) for name in names):
+        listed = ", ".join(names)
+        return (
+            f"the server's certificate is for {listed}, not for {host}: connect to one of these, "
+            "or have it made anew with flower-certs renew --host, restart the server"
+        )
+    return ""
+
+
+def _names_host(name: str, host: str) -> bool:
+    """Tell whether a name in a certificate is a host's."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(name) == ipaddress.ip_address(host)
+    name, host = name.lower(), host.lower()
+    return name == host or (
+        name.startswith("*.") and name[1:] == host[len(host.partition(".")[0]) :]
+    )
 
 
 def load_certificate(path: Path) -> x509.Certificate:

@@ -14,7 +14,7 @@ from .proxies import through_proxy
 
 __all__ = ["OwnFault", "check_health", "check_timeout", "no_answer", "tls_hint"]
 
-# Returns what is wrong with this end's certificate by now; an empty text if nothing is.
+# Returns what is wrong with the two ends' certificates by now; empty if nothing can be seen.
 OwnFault: TypeAlias = Callable[[], str]
 
 
@@ -67,30 +67,34 @@ def no_answer(
 ) -> ConnectionError:
     """Return the error to raise when a server did not answer."""
     reason = str(error.details() if isinstance(error, grpc.Call) else error)
-    hint = tls_hint(reason, own_fault)
+    hint = tls_hint(reason, address, own_fault)
     through = through_proxy(address)
     return ConnectionError(f"no flower-server answers at {address}{through}: {reason}{hint}")
 
 
-def tls_hint(reason: str, own_fault: OwnFault | None = None) -> str:
+def tls_hint(reason: str, address: str, own_fault: OwnFault | None = None) -> str:
     """Return the likely cause of a connection that breaks before the first frame, in brackets.
+
+    Where it is in doubt, the server is asked whether it speaks TLS.
 
     Parameters
     ----------
     reason : str
         gRPC's reason.
+    address : str
+        The server's ``host:port``.
     own_fault : callable, optional
-        Returns what is wrong with this end's certificate by now, or nothing; None without TLS.
+        Returns what is wrong with the certificates by now, or nothing; None without TLS.
     """
     words = reason.lower()
     broken = "socket closed" in words or "connection reset" in words or "settings frame" in words
-    if own_fault is not None and (broken or "handshake" in words):
+    if not (broken or "handshake" in words or "verification" in words):
+        return ""
+    if own_fault is not None:
         doubt = "is the server's certificate valid, and does it come from the same authority?"
-        if "certificate has expired" in words:  # this end found the server's expired
-            doubt = "the server's: renew it with flower-certs, restart the server"
         return f" ({own_fault() or doubt})"
-    if broken:
-        return " (does it want --tls, or is it no flower-server?)"
-    if "handshake" in words:
-        return " (does it speak without TLS, or is its certificate another authority's?)"
-    return ""
+    from .credentials import serves_tls  # which needs a library that clients can do without
+
+    # Through a proxy it cannot be asked in this way.
+    speaks, _ = serves_tls(address) if not through_proxy(address) else (True, None)
+    return " (does it want --tls?)" if speaks else " (is it a flower-server, or is it full?)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,24 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.addresses import parse_address
-from flower_scheduling.client.wire.credentials import check_pair, host_names, load_certificate
-from flower_scheduling.client.wire.health import check_timeout, no_answer
+from flower_scheduling.client.wire.credentials import (
+    certificate_fault,
+    check_pair,
+    host_names,
+    load_certificate,
+)
+from flower_scheduling.client.wire.health import OwnFault, check_timeout, no_answer
 from flower_scheduling.client.wire.proxies import proxy_options
 from flower_scheduling.errors import ClientConfigError
 
 
 @contextmanager
-def operator_channel(address: str, tls: Path | None) -> Iterator[grpc.Channel]:
+def operator_channel(
+    address: str, tls: Path | None
+) -> Iterator[tuple[grpc.Channel, OwnFault | None]]:
     """Open a channel to a server with the server's own certificate.
+
+    With TLS there is also a function that returns what is wrong with the certificates.
 
     Parameters
     ----------
@@ -39,13 +49,19 @@ def operator_channel(address: str, tls: Path | None) -> Iterator[grpc.Channel]:
     """
     address = str(parse_address("address", address))
     # A channel of its own: gRPC would share the pauses between attempts with others.
-    options = [("grpc.use_local_subchannel_pool", 1), *proxy_options(address)]
+    options = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", -1),  # the status of ten thousand clients
+        *proxy_options(address),
+    ]
+    own_fault: OwnFault | None = None
     if tls is None:
         channel = grpc.insecure_channel(address, options=options)
     else:
         ca, certificate, key = tls / "ca.pem", tls / "server.pem", tls / "server.key"
         check_pair(ca, certificate, key)
-        served = load_certificate(certificate)
+        served, authority = load_certificate(certificate), load_certificate(ca)
+        own_fault = partial(certificate_fault, address, served, authority, any_host=True)
         try:
             usages = served.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         except x509.ExtensionNotFound:
@@ -64,10 +80,12 @@ def operator_channel(address: str, tls: Path | None) -> Iterator[grpc.Channel]:
             options=options,
         )
     with channel:
-        yield channel
+        yield channel, own_fault
 
 
-def read_status(channel: grpc.Channel, address: str, timeout_s: float) -> dict[str, Any]:
+def read_status(
+    channel: grpc.Channel, address: str, timeout_s: float, own_fault: OwnFault | None = None
+) -> dict[str, Any]:
     """Return the status of a server (:meth:`.ServerStatus.snapshot`).
 
     Raises
@@ -80,5 +98,5 @@ def read_status(channel: grpc.Channel, address: str, timeout_s: float) -> dict[s
     try:
         status: dict[str, Any] = json.loads(ask(b"", timeout=timeout_s))
     except grpc.RpcError as error:
-        raise no_answer(address, error) from None
+        raise no_answer(address, error, own_fault) from None
     return status
