@@ -5,11 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, Final
 
 from .errors import ConfigError
+
+_LIBRARIES: Final = [
+    sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+]
 
 
 def load_object(path: str, kind: type[Any], key: str) -> Any:
@@ -37,16 +44,50 @@ def load_object(path: str, kind: type[Any], key: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, "")
     try:
-        module = _from_file(module_name) if module_name.endswith(".py") else None
-        found = getattr(module or importlib.import_module(module_name), attribute)
+        if module_name.endswith(".py"):
+            module = _from_file(module_name)
+        else:
+            module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # whatever a user's module raises
+        text = error.msg if isinstance(error, SyntaxError) else error  # the place comes behind it
+        reason = f"{type(error).__name__}: {text}{_place(error)}"
+        raise ConfigError(key, path, f"cannot be imported: {reason}") from error
+    try:
+        found = getattr(module, attribute)
     except AttributeError:
         raise ConfigError(key, path, f"{module_name} has no {attribute}") from None
-    except Exception as error:  # whatever a user's module raises
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(key, path, f"cannot be imported: {reason}") from error
     if not isinstance(found, kind):
         raise ConfigError(key, path, f"must be a {kind.__name__}, not a {type(found).__name__}")
     return found
+
+
+def _place(error: BaseException) -> str:
+    """Return file and line of an error in brackets: of the user's code, if that is behind it."""
+    if isinstance(error, SyntaxError):
+        places = [(error.filename, error.lineno, False)] if error.filename else []
+    else:
+        places = [
+            (frame.f_code.co_filename, line, _is_library(frame))
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_globals.get("__name__") != __name__
+        ]
+    own = [place for place in places if not place[2]] or places
+    if not own:
+        return ""
+    name, line, _ = own[-1]
+    with suppress(ValueError):  # it is elsewhere
+        name = str(Path(name).resolve().relative_to(Path.cwd()))
+    return f" ({name}, line {line})"
+
+
+def _is_library(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__"))
+    file = frame.f_code.co_filename
+    return (
+        name.partition(".")[0] in (__package__, "importlib")
+        or file.startswith("<")
+        or any(map(file.startswith, _LIBRARIES))
+    )
 
 
 def _from_file(path: str) -> ModuleType:

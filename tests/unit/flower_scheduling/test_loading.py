@@ -29,7 +29,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", "empty_module:app", "empty_module has no app"),
         ("app = 7", "seven_module:app", "must be a str, not a int"),
         ("def f(:", "bad_module:app", "SyntaxError: invalid syntax (bad_module.py, line 1)"),
-        ("raise OSError('a\\nb')", "raising_module:app", "OSError: a b"),
+        (
+            "raise OSError('a\\nb')",
+            "raising_module:app",
+            "OSError: a b (raising_module.py, line 1)",
+        ),
+        ("\nimport json\njson.loads('')", "reading_module:app", "(reading_module.py, line 3)"),
+        (
+            "import os\nos.nothing",
+            "lacking_module:app",
+            "has no attribute 'nothing' (lacking_module",
+        ),
+        (
+            "import sys\nsys.exit('no GPU')",
+            "leaving_module:app",
+            "SystemExit: no GPU (leaving_module",
+        ),
+        (
+            "import nothing_there",
+            "needy_module:app",
+            "No module named 'nothing_there' (needy_module",
+        ),
+        (
+            "from flower_scheduling.strategies import parse_options\nparse_options('x')",
+            "scheduling_module:app",
+            "(scheduling_module.py, line 2)",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_one_line(
