@@ -5,6 +5,7 @@ Every client computes the whole partition and takes its part, so that no index i
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -214,9 +215,15 @@ def partition_dirichlet(
         ends = np.rint(np.cumsum(shares) * len(pool)).astype(np.int64)
         for part, chunk in zip(parts, np.split(pool, ends[:-1]), strict=True):
             part.extend(chunk.tolist())
+    # The largest part first, of equal ones the first; with the size that it had when it was put in.
+    donors = [(-len(part), number) for number, part in enumerate(parts)]
+    heapq.heapify(donors)
     for part in parts:
         while len(part) < min_size:
-            donor = max(parts, key=len)
+            while -donors[0][0] != len(parts[donors[0][1]]):
+                known = donors[0][1]
+                heapq.heapreplace(donors, (-len(parts[known]), known))
+            donor = parts[donors[0][1]]
             part.append(donor.pop(int(rng.integers(len(donor)))))
     return [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
 

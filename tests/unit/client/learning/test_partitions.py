@@ -25,6 +25,30 @@ def test_iid_parts_are_equal_and_use_all_but_a_remainder():
     assert sizes(build_partition("iid:50", LABELS, 3, 0)) == [50] * 3
 
 
+def test_dirichlet_gives_to_small_parts_what_the_largest_has(monkeypatch):
+    """By the heap as by looking through all parts, which takes minutes for a large fleet."""
+
+    def slowly(labels, num_partitions, rng, alpha, min_size):
+        parts = [[] for _ in range(num_partitions)]
+        for label in np.unique(labels):
+            pool = rng.permutation(np.flatnonzero(labels == label))
+            shares = rng.dirichlet(np.full(num_partitions, alpha))
+            ends = np.rint(np.cumsum(shares) * len(pool)).astype(np.int64)
+            for part, chunk in zip(parts, np.split(pool, ends[:-1]), strict=True):
+                part.extend(chunk.tolist())
+        for part in parts:
+            while len(part) < min_size:
+                donor = max(parts, key=len)
+                part.append(donor.pop(int(rng.integers(len(donor)))))
+        return [sorted(part) for part in parts]
+
+    for num_partitions, alpha, min_size in ((200, 0.1, 3), (600, 0.05, 10), (40, 0.3, 140)):
+        case = num_partitions, np.random.default_rng(1), alpha, min_size
+        found = partition_dirichlet(LABELS, *case)
+        case = num_partitions, np.random.default_rng(1), alpha, min_size
+        assert [part.tolist() for part in found] == slowly(LABELS, *case)
+
+
 def test_given_sizes():
     assert sizes(build_partition("sizes:1500,1000,500", LABELS, 3, 0)) == [1500, 1000, 500]
     assert sizes(build_partition(" sizes : 15 , 10 ", LABELS, 2, 0)) == [15, 10]
