@@ -64,31 +64,43 @@ def file_name(what: str) -> str:
 
 
 def ensure_empty(path: Path) -> None:
-    """Refuse a run directory in which there is something already.
+    """Refuse a run directory in which there is something already, or that cannot be created.
 
     An empty folder is as good as none, and so is one in which a run was killed before it wrote
-    its settings.
+    its settings. Nothing is created to find out.
 
     Raises
     ------
     ConfigError
-        If there is something: results are never overwritten or mixed.
+        If there is something: results are never overwritten or mixed. Or if nothing can be written.
     """
     try:
         names = {file.name for file in path.iterdir()}
     except FileNotFoundError:
-        return
+        names = set()
     except NotADirectoryError:
-        if not path.exists():
-            return  # but a folder above it is a file: creating it will fail
-        names = {path.name}
+        names = {path.name} if path.exists() else set()
     except OSError as error:  # a name that is too long, for one
-        message = f"must be a folder that can be created ({error.strerror})"
-        raise ConfigError("run-dir", str(path), message) from None
+        raise _no_folder(path, error.strerror) from None
     if names - _OF_NO_RUN:
         raise ConfigError(
             "run-dir", str(path), "must be a folder that does not exist yet, or is empty"
         )
+    above = path.absolute()
+    while not os.path.lexists(above):
+        above = above.parent
+    number = 0
+    if not above.is_dir():  # a file, or a link to nowhere
+        number = errno.ENOTDIR if above.exists() else errno.ENOENT
+    elif not os.access(above, os.W_OK | os.X_OK):
+        read_only = hasattr(os, "statvfs") and os.statvfs(above).f_flag & os.ST_RDONLY
+        number = errno.EROFS if read_only else errno.EACCES
+    if number:
+        raise _no_folder(path, f"{os.strerror(number)}: {above}")
+
+
+def _no_folder(path: Path, reason: str | None) -> ConfigError:
+    return ConfigError("run-dir", str(path), f"must be a folder that can be created ({reason})")
 
 
 def lock_run(path: Path) -> filelock.BaseFileLock:
@@ -308,7 +320,7 @@ class RunDirectory:
         self._troubles: set[str] = set()
         self._begin = time.monotonic()
         self._best_accuracy = -1.0
-        self._arms: list[dict[str, Any]] | None = None
+        self._arms: list[str] | None = None
         with ExitStack() as stack:
             stack.callback(lock_run(path).release)
             if num_rounds is None:
@@ -377,17 +389,19 @@ class RunDirectory:
         ``rounds.jsonl`` knows arms by index, so this file must be there whatever ends the run.
         """
         rows = [
-            {
-                "index": arm.index,
-                "name": arm.name,
-                "num_examples": arm.num_examples,
-                "floor": None if floors is None else floors[arm.index],
-            }
+            json.dumps(
+                {
+                    "index": arm.index,
+                    "name": arm.name,
+                    "num_examples": arm.num_examples,
+                    "floor": None if floors is None else floors[arm.index],
+                }
+            )
             for arm in arms
         ]
         if rows != self._arms:
             with self.tolerating("list of the arms"):
-                self._write("arms.json", json.dumps(rows, indent=1) + "\n")
+                self._write("arms.json", "[\n " + ",\n ".join(rows) + "\n]\n")
                 self._arms = rows
 
     def write_model(self, which: str, arrays: ArrayRecord) -> None:

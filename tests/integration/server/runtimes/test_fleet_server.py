@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from pathlib import Path
@@ -22,6 +23,29 @@ learning-rate = 0.1
 [tool.flwr.app.config.model]
 name = "small"
 """
+
+
+@pytest.mark.parametrize("app", ["", "own:app"])
+@pytest.mark.parametrize("which", ["below-a-file", "a-file", "full", "read-only", "/proc/run"])
+def test_a_run_directory_that_cannot_be_is_refused_before_the_server_listens(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, which: str, app: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("from flwr.serverapp import ServerApp\napp = ServerApp()\n")
+    (tmp_path / "a-file").write_text("something")
+    for name in ("full", "read-only"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "config.toml").write_text("")
+    (tmp_path / "read-only").chmod(0o500)
+    if which in ("read-only", "/proc/run") and os.geteuid() == 0:  # who may write everywhere
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    run_dir = {"below-a-file": "a-file/run", "read-only": "read-only/a/b"}.get(which, which)
+    config = FleetConfig(address="127.0.0.1:0", run_dir=run_dir, app=app)
+    with pytest.raises(ConfigError, match=r"run-dir = .*: must be a folder that"):
+        run_fleet(config)
+    assert not [line for line in said if "listening" in line]
+    left = {path.name for path in tmp_path.glob("*/*") if path.parent.name != "__pycache__"}
+    assert left == {"config.toml"}, "nothing is created to find out"
 
 
 @pytest.mark.usefixtures("mnist")
