@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _PREFIX = "FLOWER_SERVER"  # of environment variables
+_PIPED_WIDTH = 200  # of a table for grep, in characters
 
 
 @click.group(
@@ -177,8 +179,8 @@ def health(
 ) -> None:
     """Exit with 0 if the server answers that it serves, else with 1."""
     address, tls = _where(context, address, tls)
-    with operator_channel(address, tls) as channel:
-        check_health(channel, address, timeout_s)
+    with operator_channel(address, tls) as (channel, own_fault):
+        check_health(channel, address, timeout_s, own_fault)
     click.echo("serving")
 
 
@@ -198,12 +200,15 @@ def status(
 ) -> None:
     """Show which clients are connected, slow, owed rounds, or failing."""
     address, tls = _where(context, address, tls)
-    with operator_channel(address, tls) as channel:
-        answer = read_status(channel, address, timeout_s)
+    with operator_channel(address, tls) as (channel, own_fault):
+        answer = read_status(channel, address, timeout_s, own_fault)
     if as_json:
         click.echo(json.dumps(answer))
     else:
-        Console().print(status_table(answer))
+        console = Console()
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _PIPED_WIDTH
+        console.print(status_table(answer))
 
 
 def _where(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from flwr.app import ArrayRecord
+from rich import box
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,6 +21,8 @@ from ..transport.grid import StreamGrid
 from .alarms import AlarmLog
 
 _MAX_ROWS: Final = 40  # arms in the table for people; ``--json`` has them all
+_NAME_WIDTH: Final = 20  # of a name, in a window in which failures want room too
+_AT_ONCE: Final = 100  # arms whose rows are made at a time
 
 
 class ServerStatus(RoundCallback):
@@ -77,16 +81,8 @@ class ServerStatus(RoundCallback):
         """
         nodes, totals = _Nodes.of(grid), self._totals
         with totals.lock:
-            last, evaluated = totals.last, totals.evaluated
-            arms = self._arms()
-            rows = [self._row(arm, nodes) for arm in arms]
-            known = {arm.node_id for arm in arms}
-            rows += [
-                {"index": None, "name": name, **nodes.state(node_id)}
-                for node_id, name in sorted(nodes.names.items())
-                if node_id not in known  # not yet an arm, or of another ServerApp
-            ]
-            return {
+            last, evaluated, arms = totals.last, totals.evaluated, self._arms()
+            status = {
                 "version": package_version(),
                 "uptime_s": time.monotonic() - self._begin_s,
                 "round": last.round if last else 0,
@@ -105,8 +101,19 @@ class ServerStatus(RoundCallback):
                 "late_replies": grid.num_late_replies,
                 "ignored_replies": grid.num_ignored_replies,
                 "alarms": [{"kind": a.kind, "text": a.text} for a in self._alarm_log.active],
-                "arms": rows,
             }
+        rows: list[dict[str, Any]] = []
+        for begin in range(0, len(arms), _AT_ONCE):
+            with totals.lock:  # of ten thousand clients the round need not wait for all
+                rows += [self._row(arm, nodes) for arm in arms[begin : begin + _AT_ONCE]]
+            time.sleep(0)  # let the event loop stamp what has arrived
+        known = {arm.node_id for arm in arms}
+        rows += [
+            {"index": None, "name": name, **nodes.state(node_id)}
+            for node_id, name in sorted(nodes.names.items())
+            if node_id not in known  # not yet an arm, or of another ServerApp
+        ]
+        return {**status, "arms": rows}
 
     def client_names(self, grid: StreamGrid) -> set[str]:
         """Return the names of the clients that are connected or belong to the run."""
@@ -194,11 +201,15 @@ def status_table(status: Mapping[str, Any]) -> Table:
         f"{status['busy']} busy, {status['opted_out']} opted out, {status['refused']} refused"
     )
     caption += "\nshare of rounds against its floor; owed: virtual queue; round trips in seconds"
-    table = Table(title=f"round {status['round']}{of}{accuracy}", caption=caption)
-    for column in ("client", "state", "rounds", "share", "floor", "owed", "mean trip", "last trip"):
-        table.add_column(column, justify="left" if column in ("client", "state") else "right")
-    table.add_column("failures")
+    title = f"round {status['round']}{of}{accuracy}"
     rows = sorted(status["arms"], key=lambda arm: (arm["connected"], -(arm.get("mean_rtt_s") or 0)))
+    longest = max((cell_len(arm["name"]) for arm in rows[:_MAX_ROWS]), default=0)
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    # A name is never cut: what is too long for a narrow window goes on below.
+    table.add_column("client", overflow="fold", min_width=min(longest, _NAME_WIDTH))
+    for column in ("state", "rounds", "share", "floor", "owed", "mean\ntrip", "last\ntrip"):
+        table.add_column(column, justify="left" if column == "state" else "right", no_wrap=True)
+    table.add_column("failures", overflow="fold")
     for arm in rows[:_MAX_ROWS]:
         state = "away" if not arm["connected"] else "opted out" if arm["opted_out"] else ""
         table.add_row(

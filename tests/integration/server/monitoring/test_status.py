@@ -142,7 +142,8 @@ def test_a_resumed_run_is_counted_as_a_whole() -> None:
 def test_people_see_who_is_away_first(status: ServerStatus) -> None:
     text = _shown(status.snapshot(Grid()))  # type: ignore[arg-type]
     assert "round 3 of 10, accuracy 0.7500" in text
-    rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+    begin = next(i for i, line in enumerate(text.splitlines()) if "───" in line)
+    rows = [line.split()[0] for line in text.splitlines()[begin + 1 :] if line.strip()][:4]
     assert rows == ["c", "a", "b", "newcomer"]
 
 
@@ -204,7 +205,21 @@ def test_live_file_is_there_while_the_server_lives(
     live.on_end(RunEnd.FINISHED, {})
 
 
-def _shown(told: dict[str, Any]) -> str:
-    console = Console(width=160, record=True, file=io.StringIO())
+def test_no_name_is_cut_in_a_narrow_window(status: ServerStatus) -> None:
+    told = status.snapshot(Grid())  # type: ignore[arg-type]
+    names = ["client-7", "warehouse-north-4711", "x" * 64]
+    for arm, name in zip(told["arms"], names, strict=False):
+        arm |= {"name": name, "failures": {"wrong records": 3, "client error": 12}}
+    text = _shown(told, width=80)
+    assert names[0] in text
+    assert names[1] in text
+    assert text.count("x") == 64, "it goes on below"
+    assert "…" not in text
+    assert "0.750" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def _shown(told: dict[str, Any], width: int = 160) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(status_table(told))
     return console.export_text()
