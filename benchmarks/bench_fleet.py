@@ -40,7 +40,17 @@ from typing import IO, Any
 
 import grpc
 import numpy as np
-from bench_stream import ROOT, SEED, BareEcho, Ours, bare_client, model, resident_mb, time_each
+from bench_stream import (
+    ROOT,
+    SEED,
+    SMALL,
+    BareEcho,
+    Ours,
+    bare_client,
+    memory_mb,
+    model,
+    time_each,
+)
 
 SIZES = (1000, 5000, 10_000)
 NUM_SELECTED = 50
@@ -118,7 +128,7 @@ def serve_bare_clients(port: str, count: str) -> None:
 
 def serve_bare(count: str) -> None:
     """Echo, for each line of client numbers, a round with these; print how long it took."""
-    _, payload = model()
+    _, pieces = model(SMALL)
     bare = BareEcho()
     clients = start("--bare-clients", str(bare.port), count)
     while bare.num_clients < int(count):
@@ -126,7 +136,7 @@ def serve_bare(count: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         numbers = json.loads(line)
-        print(time_each(lambda n=numbers: bare.exchange(payload, n), 1)[0], flush=True)  # type: ignore[misc]
+        print(time_each(lambda n=numbers: bare.exchange(pieces, n), 1)[0], flush=True)  # type: ignore[misc]
     clients.kill()
     os._exit(0)
 
@@ -245,7 +255,7 @@ class Fleet:
             return found
 
         grid.exchange = timed_exchange
-        content, _ = model()
+        content, _ = model(SMALL)
         arrays = content["arrays"]
         assert isinstance(arrays, ArrayRecord)
         strategy = ScheduledStrategy(
@@ -272,9 +282,9 @@ def fleet_rows(
 ) -> Iterator[tuple[str, float, float | None]]:
     """Yield label, value and target of everything that is measured of a fleet."""
     rng = np.random.default_rng(SEED)
-    content, _ = model()
+    content, _ = model(SMALL)
     gc.collect()
-    empty_mb = resident_mb()
+    empty_mb = memory_mb("VmRSS")
     fleet = Fleet(count, folder)
     clients = Helper("--clients", str(fleet.port), str(count))
     clients.tell(f"join {count}")
@@ -288,7 +298,7 @@ def fleet_rows(
     fleet.measure(WARM_UP)
     yield "between two rounds [ms]", 1000 * fleet.measure(MEASURED), None
     yield "  CPU of the scheduler [ms]", 1000 * median(fleet.cpu_s[-MEASURED:]), None
-    yield "server memory [MB]", resident_mb() - empty_mb, None
+    yield "server memory [MB]", memory_mb("VmRSS") - empty_mb, None
     if largest:
         clients.tell(f"leave {count // 2}")
         clients.answer()
