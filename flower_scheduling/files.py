@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,11 @@ _PAUSES_S: Final = (0.01, 0.03, 0.1, 0.3, 0.6)  # between two attempts to replac
 
 
 def write_whole(
-    target: Path, data: bytes | str, *, mode: int = 0o666, durable: bool = True
+    target: Path,
+    data: bytes | str | Iterable[bytes | memoryview],
+    *,
+    mode: int = 0o666,
+    durable: bool = True,
 ) -> None:
     """Replace a file as a whole; one writer at a time.
 
@@ -21,8 +26,8 @@ def write_whole(
     ----------
     target : Path
         The file.
-    data : bytes or str
-        Its new content; text is written as UTF-8.
+    data : bytes, str, or iterable of bytes
+        Its new content, or the pieces of it; text is written as UTF-8.
     mode : int
         Permissions, reduced by the process's umask.
     durable : bool
@@ -35,17 +40,19 @@ def write_whole(
         If it cannot be written; it bears the file's name, and the old content stays.
     """
     temporary = target.with_name(f".{target.name}.tmp")
+    if isinstance(data, str):
+        data = data.encode()
     try:
         temporary.unlink(missing_ok=True)  # of a process that was killed, with its permissions
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             if durable:
                 file.flush()
                 os.fsync(descriptor)
         replace_file(temporary, target)
         if durable:
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from None
     finally:  # interrupted, for one
@@ -67,7 +74,7 @@ def replace_file(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Bring a renaming in a folder to the disk."""
     if _IS_WINDOWS:  # which opens no folders
         return

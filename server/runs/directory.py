@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from io import FileIO
@@ -227,7 +227,7 @@ def load_model(path: Path, *, like: ArrayRecord) -> ArrayRecord:
     have = {key: (array.shape, str(array.dtype)) for key, array in found.items()}
     if have != want:
         raise ConfigError("initial-model", str(path), f"must be a model with the arrays {want}")
-    return ArrayRecord({key: Array(found[key]) for key in like})
+    return ArrayRecord({key: Array(found.pop(key)) for key in like})
 
 
 class RunDirectory:
@@ -482,7 +482,7 @@ class RunDirectory:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path / ROUNDS)) from None
 
-    def _write(self, name: str, data: str | bytes) -> None:
+    def _write(self, name: str, data: str | Iterable[bytes | memoryview]) -> None:
         write_whole(self.path / name, data)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
-import safetensors.numpy
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-_STORED: Final = frozenset("?bhilqBHILQefdF")  # numpy's codes of the dtypes that safetensors knows
+from flower_scheduling.client.wire.arrays import decode_array
+
+from .tensor_file import can_store, tensor_file
+
 _RESERVED: Final = "__metadata__"
 _RAW: Final = "raw"
 
@@ -22,16 +24,27 @@ def describe_model(arrays: ArrayRecord) -> dict[str, list[Any]]:
 
 
 def pack_array(array: Array) -> NDArray[Any] | dict[str, Any]:
-    """Return an array for a checkpoint: as numpy where safetensors can hold it, else its bytes."""
-    try:
-        view = array.numpy()
-    except (TypeError, ValueError):  # serialised in a way of the app's own
-        view = None
-    if view is not None and view.dtype.char in _STORED:
-        return np.ascontiguousarray(view).reshape(view.shape)
+    """Return an array for a checkpoint: as numpy where safetensors can hold it, else its bytes.
+
+    Both are views of what the array holds, which cannot change.
+    """
+    view = _view(array)
+    if view is not None and can_store(view.dtype):
+        return view
     data = np.frombuffer(array.data, dtype=np.uint8)
     note = {"dtype": array.dtype, "shape": list(array.shape), "stype": array.stype}
     return {_RAW: data, **note}
+
+
+def _view(array: Array) -> NDArray[Any] | None:
+    try:
+        return decode_array(array)
+    except ValueError:
+        pass
+    try:
+        return array.numpy()
+    except (TypeError, ValueError):  # serialised in a way of the app's own
+        return None
 
 
 def unpack_array(packed: NDArray[Any] | Mapping[str, Any]) -> Array:
@@ -46,8 +59,8 @@ def unpack_array(packed: NDArray[Any] | Mapping[str, Any]) -> Array:
     )
 
 
-def model_file(arrays: ArrayRecord) -> bytes:
-    """Return a model as a safetensors file.
+def model_file(arrays: ArrayRecord) -> Iterator[bytes | memoryview]:
+    """Return a model as a safetensors file, in pieces.
 
     An array of a dtype that the format lacks is there as its serialised bytes, and the metadata
     says of what; so does it of the one name that the format keeps for itself.
@@ -67,4 +80,4 @@ def model_file(arrays: ArrayRecord) -> bytes:
         else:
             stored[name] = packed
     metadata = {"arrays": json.dumps(notes)} if notes else None
-    return safetensors.numpy.save(stored, metadata=metadata)
+    return tensor_file(stored, metadata)

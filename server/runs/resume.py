@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tomllib
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -18,7 +19,7 @@ from ..callbacks import RoundCallback, Run, RunEnd
 from ..settings.base import Settings
 from ..settings.fleet import APP_CONFIG, OF_ANY_APP, WRAPPED, FleetConfig
 from ..settings.run import ServerConfig
-from .checkpoint import Checkpoint, CheckpointFolder
+from .checkpoint import Checkpoint, CheckpointFolder, PackedState
 from .directory import ROUNDS, count_rounds, digest_rounds, read_rounds
 from .model_files import pack_array, unpack_array
 
@@ -50,6 +51,7 @@ MAY_DIFFER: Final = frozenset(
     ]
 )
 _ABSENT: Final = object()
+_AT_ONCE_BYTES: Final = 2**20  # of arrays: a state that is written within milliseconds
 
 
 @runtime_checkable
@@ -66,7 +68,9 @@ class StatefulGrid(Protocol):
 class Checkpointer(RoundCallback):
     """A callback that saves everything that the next round depends on, every few rounds.
 
-    Checkpoints go to the folder :data:`FOLDER` of the run directory.
+    Checkpoints go to the folder :data:`FOLDER` of the run directory. That of a large model is
+    written by a thread, from the arrays themselves; one that is due meanwhile is made after the
+    round in which the thread is done. At the end of the run the last state is on the disk.
     """
 
     def on_start(self, run: Run) -> None:
@@ -82,6 +86,9 @@ class Checkpointer(RoundCallback):
         assert run.directory is not None
         run.strategy.require_savable()
         self._run, self._directory, self._unsavable = run, run.directory, False
+        self._due = False
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
         self._folder = CheckpointFolder(run.directory.path / FOLDER)
         run.saved_round = run.done
         if not run.done:
@@ -89,9 +96,13 @@ class Checkpointer(RoundCallback):
                 self._folder.save(0, {"settings": dict(run.settings)})
 
     def on_round(self, record: RoundRecord, arrays: ArrayRecord) -> None:
-        """Save the state after a round, if it is due."""
+        """Save the state after a round, if it is due and the one before is written."""
         run = self._run
+        if self._writing is not None and self._writing.done():
+            self._finish_writing()
         if record.round % run.checkpoint_every == 0 or record.round == run.num_rounds:
+            self._due = True
+        if self._due and self._writing is None:
             self._save(record.round, arrays)
 
     def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
@@ -101,12 +112,18 @@ class Checkpointer(RoundCallback):
         something already: the checkpoint before stands.
         """
         run, num_rounds = self._run, self._run.totals.rounds
-        if status is RunEnd.FAILED or run.saved_round >= num_rounds:
-            return
-        if run.strategy.learned_rounds == num_rounds:
-            self._save(num_rounds, run.arrays)
+        try:
+            self._finish_writing()
+            if status is RunEnd.FAILED or run.saved_round >= num_rounds:
+                return
+            if run.strategy.learned_rounds == num_rounds:
+                self._save(num_rounds, run.arrays)
+                self._finish_writing()
+        finally:
+            self._thread.shutdown()
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
+        self._due = False
         run, grid = self._run, self._run.grid
         try:
             strategy = run.strategy.state_dict()
@@ -124,10 +141,24 @@ class Checkpointer(RoundCallback):
             "random": _random_state(),
             "rounds": self._directory.digest,
         }
-        with self._directory.tolerating("checkpoint"):
+        packed = PackedState.of(server_round, state)
+        with self._directory.tolerating("checkpoint of these rounds"):
             self._directory.sync()
-            self._folder.save(server_round, state)
-            run.saved_round = server_round
+            self._writing = self._thread.submit(self._write, packed)
+        if packed.num_bytes <= _AT_ONCE_BYTES:
+            self._finish_writing()
+
+    def _write(self, packed: PackedState) -> None:
+        self._folder.write(packed)
+        self._run.saved_round = packed.round
+
+    def _finish_writing(self) -> None:
+        """Wait until the thread has written what it writes."""
+        if (writing := self._writing) is not None:
+            wait([writing])
+            self._writing = None
+            with self._directory.tolerating("checkpoint"):
+                writing.result()
 
 
 def has_model(config: ServerConfig) -> bool:
@@ -314,7 +345,7 @@ def restore(saved: Checkpoint, run_dir: Path, run: Run) -> None:
     names = [arm.name for arm in run.strategy.arms.arms]
     for record in read_rounds(run_dir, saved.round, names):
         run.totals.count(record)
-    run.arrays = ArrayRecord({key: unpack_array(packed) for key, packed in model.items()})
+    run.arrays = ArrayRecord({key: unpack_array(model.pop(key)) for key in list(model)})
     run.done = saved.round
     # Checkpoints of earlier versions have no digest of their rounds.
     if "rounds" in state and state["rounds"] != digest_rounds(run_dir, saved.round):

@@ -38,7 +38,7 @@ def model() -> ArrayRecord:
 
 def test_a_file_has_all_that_a_model_holds(model: ArrayRecord, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
-    file.write_bytes(model_file(model))
+    file.write_bytes(b"".join(model_file(model)))
     found = safetensors.numpy.load_file(file)
     with safetensors.safe_open(file, "numpy") as opened:
         notes = json.loads(opened.metadata()["arrays"])
@@ -56,7 +56,7 @@ def test_a_file_has_all_that_a_model_holds(model: ArrayRecord, tmp_path: Path) -
 
 def test_a_plain_model_has_a_plain_file() -> None:
     model = ArrayRecord({"w": Array(np.ones(2))})
-    assert model_file(model) == safetensors.numpy.save({"w": np.ones(2)})
+    assert b"".join(model_file(model)) == safetensors.numpy.save({"w": np.ones(2)})
 
 
 def test_a_checkpoint_brings_every_model_back(model: ArrayRecord, tmp_path: Path) -> None:
