@@ -6,12 +6,15 @@ What is taken from elsewhere in Flower may move with any minor version, and then
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from flwr import __version__
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
+from flwr.app.message.recorddict import _SyncedDict
+from flwr.app.message.typeddict import TypedDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.config import flatten_dict, parse_config_args
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -37,6 +40,7 @@ __all__ = [
     "SUPERLINK_NODE_ID",
     "ClientAppCallable",
     "ErrorCode",
+    "FastRecordDict",
     "Mod",
     "NodeInfo",
     "ProtoArrayRecord",
@@ -57,6 +61,7 @@ __all__ = [
     "metric_record_to_proto",
     "new_array",
     "new_run",
+    "only_averages",
     "parse_config_args",
     "recorddict_from_proto",
     "recorddict_to_proto",
@@ -68,6 +73,7 @@ __all__ = [
 GRPC_FLEET: Final = tuple(map(int, __version__.split(".")[:2])) < (1, 40)
 """Whether SuperNodes speak gRPC to a port of their own; later ones HTTP to that of all else."""
 _Array = TypeVar("_Array", bound=Array)
+_Kind = TypeVar("_Kind", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 def new_array(
@@ -99,6 +105,64 @@ def set_message_id(message: Message, message_id: str) -> None:
 def set_source(message: Message, node_id: int) -> None:
     """Set the node that a message came from, whatever the message claims."""
     message.metadata.__dict__["_src_node_id"] = node_id
+
+
+class FastRecordDict(RecordDict):
+    """Flower's ``RecordDict``, whose views by kind are not part of a cycle.
+
+    Each view of Flower's own refers to itself and to all records (flwr 1.42): arrays that nothing
+    needs any more stay until the garbage collector comes, which may be rounds later.
+    """
+
+    @property
+    def array_records(self) -> TypedDict[str, ArrayRecord]:
+        """Dictionary of the ArrayRecords."""
+        return self._view(ArrayRecord)
+
+    @property
+    def metric_records(self) -> TypedDict[str, MetricRecord]:
+        """Dictionary of the MetricRecords."""
+        return self._view(MetricRecord)
+
+    @property
+    def config_records(self) -> TypedDict[str, ConfigRecord]:
+        """Dictionary of the ConfigRecords."""
+        return self._view(ConfigRecord)
+
+    def deflate(self) -> bytes:
+        """Return the bytes of a plain ``RecordDict``: they name the class (flwr 1.42)."""
+        return RecordDict(dict(self)).deflate()
+
+    def _view(self, kind: type[_Kind]) -> TypedDict[str, _Kind]:
+        view = _SyncedDict(self, kind)
+        view.__dict__["_check_value_fn"] = partial(_require, kind)
+        view.__dict__["_data"] = {
+            name: record for name, record in self.items() if isinstance(record, kind)
+        }
+        return view
+
+
+def _require(kind: type[object], value: object) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} is no {kind.__name__}")
+
+
+def only_averages(aggregate_train: Callable[..., Any]) -> bool:
+    """Tell whether this method of a strategy is Flower's weighted mean and nothing else.
+
+    What is the app's own in it, such as a function for metrics, may look at the replies' arrays.
+    """
+    # Clients import this module, and none of that.
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+
+    strategy = getattr(aggregate_train, "__self__", None)
+    check = getattr(strategy, "_check_and_log_replies", None)
+    return (
+        getattr(aggregate_train, "__func__", None) is FedAvg.aggregate_train
+        and getattr(check, "__func__", None) is FedAvg._check_and_log_replies
+        and getattr(strategy, "train_metrics_aggr_fn", None) is aggregate_metricrecords
+    )
 
 
 def take_identity(run_id: int, node_id: int = SUPERLINK_NODE_ID) -> None:

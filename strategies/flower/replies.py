@@ -10,12 +10,14 @@ from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 from flower_scheduling.errors import ConfigError, InvalidReplyError
+
+from .pieces import largest_magnitude, pieces
 
 _T = TypeVar("_T", ArrayRecord, MetricRecord)
 
@@ -64,6 +66,11 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its values."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @staticmethod
     def of(arrays: ArrayRecord) -> dict[str, ArraySpec]:
@@ -221,16 +228,17 @@ class ReplyChecker:
     ) -> Update:
         """Check a reply whose records are the wrapped strategy's business."""
         names = []
-        for name, arrays in message.content.array_records.items():
+        for name, arrays in of_kind(message.content, ArrayRecord).items():
             unlike = self._check_arrays(arrays, expected, model)
             names.append(name + (_structure(arrays) if unlike else ""))
         metrics = MetricRecord()
-        for record in message.content.metric_records.values():
+        own_metrics = of_kind(message.content, MetricRecord)
+        for record in own_metrics.values():
             metrics.update(record)
         weight = None
         if self._weighted_by_key in metrics:
             weight = self._weight(metrics)
-        metric_names = "\n".join(message.content.metric_records)
+        metric_names = "\n".join(own_metrics)
         signature = ("\n".join(names), metric_names, _metric_keys(metrics))
         return Update(message, metrics, weight, signature)
 
@@ -291,9 +299,8 @@ class ReplyChecker:
                 dtype = view.dtype if want is None else want.dtype
                 _check_values(key, view, dtype, base)
             if self._max_update_norm is not None and not unlike and want is not None:
-                start = decode_array(model[key]) if model is not None else 0.0
-                update = np.subtract(view, start, dtype=np.result_type(want.dtype, np.float64))
-                square += float(np.vdot(update, update).real)
+                start = decode_array(model[key]) if model is not None else None
+                square += _square(view, start, np.result_type(want.dtype, np.float64))
         if self._max_update_norm is not None and not math.sqrt(square) <= self._max_update_norm:
             raise InvalidReplyError(
                 TOO_LARGE,
@@ -342,13 +349,14 @@ def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any], base: Arra
     if dtype.kind in "fciu":
         info = np.finfo(dtype) if dtype.kind in "fc" else np.iinfo(dtype)
         limit = min(limit, float(info.max))
-    largest = _largest(view)
+    largest = largest_magnitude(view)
     if largest <= limit:
         return
     if base is not None:
-        own = decode_array(base)
-        changed = (view != own) & ~(np.isnan(view) & np.isnan(own))
-        largest = _largest(view[changed])
+        largest = 0.0
+        for part, own in pieces(view, decode_array(base)):
+            changed = (part != own) & ~(np.isnan(part) & np.isnan(own))
+            largest = float(np.maximum(largest, largest_magnitude(part[changed])))
     if not math.isfinite(largest):
         raise InvalidReplyError(NOT_FINITE, f"array {_shown(key)}")
     if largest > limit:
@@ -357,12 +365,13 @@ def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any], base: Arra
         )
 
 
-def _largest(view: NDArray[Any]) -> float:
-    """Return the largest magnitude; NaN if there is one."""
-    if not view.size:
-        return 0.0
-    values = np.abs(view) if view.dtype.kind == "c" else view
-    return float(np.maximum(values.max(), -values.min()))
+def _square(view: NDArray[Any], start: NDArray[Any] | None, dtype: np.dtype[Any]) -> float:
+    """Return the square of the distance of an array from another one, or from zero."""
+    square = 0.0
+    for part, *origin in pieces(view) if start is None else pieces(view, start):
+        update = np.subtract(part, origin[0] if origin else 0.0, dtype=dtype)
+        square += float(np.vdot(update, update).real)
+    return square
 
 
 def _is_finite(value: float) -> bool:
@@ -431,9 +440,14 @@ def _seconds(value: object) -> float | None:
 
 
 def _only(message: Message, kind: type[_T]) -> tuple[str, _T]:
-    found = [(name, record) for name, record in message.content.items() if isinstance(record, kind)]
+    found = of_kind(message.content, kind)
     if len(found) != 1:
         raise InvalidReplyError(
             WRONG_RECORDS, f"{len(found)} {kind.__name__}s instead of exactly one"
         )
-    return found[0]
+    return next(iter(found.items()))
+
+
+def of_kind(content: RecordDict, kind: type[_T]) -> dict[str, _T]:
+    """Return the records of one kind; see :class:`.FastRecordDict` for what Flower's views cost."""
+    return {name: record for name, record in content.items() if isinstance(record, kind)}

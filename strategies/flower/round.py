@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_scheduling.client.wire.arrays import decode_array
+from flower_scheduling.allocator import give_back
+from flower_scheduling.client.wire.arrays import decode_array, encode_array
 from flower_scheduling.client.wire.protocol import REPORT, REQUEST
 from flower_scheduling.errors import SchedulingError, TooFewClientsError
 
 from ..base import Explanation, FloatArray, Selection
 from .grids import SelectedNodesGrid
 from .membership import Membership
+from .pieces import is_finite
 from .policy_runner import PolicyRunner
 from .record import ArmResult, RoundRecord
 from .replies import LARGEST_VALUE, ArraySpec
@@ -28,6 +30,7 @@ from .wrapped import WrappedStrategy
 
 _MIN_TTL_S: Final = 60.0
 _MOST_SHOWN: Final = 5
+_LARGE_BYTES: Final = 2**20  # of a model; the room of smaller replies is used again
 
 
 @dataclass(slots=True)
@@ -217,16 +220,24 @@ class TrainingRound:
             parts.set_floors()
         return [update.message for update in found.updates.values()]
 
-    def aggregate(self, replies: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate(
+        self, replies: list[Message], *, consume: bool = False
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new model, or none, and the metrics; then let the policy learn.
 
         Parameters
         ----------
         replies : list of Message
             What :meth:`exchange` returned.
+        consume : bool
+            Whether the replies are not used afterwards: they may lose their arrays on the way.
         """
-        arrays, metrics = self._step(replies)
+        arrays, metrics = self._step(replies, consume)
         self.end()
+        if consume:  # no model of this round stays while the next one is under way
+            self._sorted, self._arrays = SortedReplies({}), ArrayRecord()
+            if sum(spec.num_bytes for spec in self.specs.values()) > _LARGE_BYTES:
+                give_back()
         return arrays, metrics
 
     def end(self) -> None:
@@ -240,7 +251,9 @@ class TrainingRound:
         if parts.explain:
             self._queue = parts.policy.queue
 
-    def _step(self, replies: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def _step(
+        self, replies: list[Message], consume: bool
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found, quorum = self._sorted, self._parts.wrapped.quorum
         if self.no_step is not None:
             return None, None
@@ -251,7 +264,7 @@ class TrainingRound:
             self.no_step = "quorum"
             return None, None
         try:
-            return self._aggregated(replies)
+            return self._aggregated(replies, consume)
         except Exception as error:  # a fault in a round must not end the run
             if not 0 < len(found.odd) <= len(found.updates) - quorum:
                 return self._failed(error)
@@ -259,12 +272,15 @@ class TrainingRound:
         odd = {id(found.updates[arm].message) for arm in found.odd}
         found.refuse_odd()
         try:
-            return self._aggregated([reply for reply in replies if id(reply) not in odd])
+            return self._aggregated([reply for reply in replies if id(reply) not in odd], consume)
         except Exception as error:
             return self._failed(error)
 
-    def _aggregated(self, replies: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        arrays, metrics = self._parts.wrapped.aggregate_train(self.number, replies)
+    def _aggregated(
+        self, replies: list[Message], consume: bool
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        wrapped = self._parts.wrapped
+        arrays, metrics = wrapped.aggregate_train(self.number, replies, consume=consume)
         if arrays is None:
             self.no_step = "aggregation"
             return None, metrics
@@ -273,7 +289,7 @@ class TrainingRound:
         now = {key: tuple(array.shape) for key, array in model.items()}
         if now != before:
             self.specs = ArraySpec.of(model)
-            if not self._parts.wrapped.shapes_grow:
+            if not wrapped.shapes_grow:
                 _log_change(self.number, before, now)
         return model, metrics
 
@@ -315,7 +331,7 @@ def fitted(arrays: ArrayRecord, model: ArrayRecord, specs: Mapping[str, ArraySpe
         view, spec = decode_array(array), specs.get(key)
         like = spec is not None and view.shape == spec.shape
         changed = False
-        if view.dtype.kind in "fc" and not np.isfinite(view).all():
+        if view.dtype.kind in "fc" and not is_finite(view):
             own = decode_array(model[key]) if like else None
             lost = ~np.isfinite(view)
             if own is None or (np.abs(own[lost]) <= LARGEST_VALUE).any():
@@ -323,7 +339,7 @@ def fitted(arrays: ArrayRecord, model: ArrayRecord, specs: Mapping[str, ArraySpe
             view, changed = np.where(lost, own, view), True
         if spec is not None and view.dtype != spec.dtype and view.dtype.kind in "fbiu":
             view, changed = _converted(view, spec.dtype), True
-        result[key] = Array(np.require(view, requirements="C")) if changed else array
+        result[key] = encode_array(view) if changed else array
     return result
 
 

@@ -9,7 +9,9 @@ from typing import Any, Final
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
+from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.errors import ConfigError
 
 _PLAIN: Final = (bool, int, float, str)
@@ -23,10 +25,15 @@ _BY_NUMBER: Final = "__by_number__"
 """Marks a mapping that stands for one whose keys are whole numbers, such as node ids."""
 _CLASS: Final = "__class__"
 """Key of a strategy's class in its state."""
+_REPLACED: Final = frozenset(["current_arrays", "m_t", "v_t", "momentum_vector"])
+"""Attributes of Flower's strategies whose arrays are replaced and never changed (flwr 1.42)."""
 
 
 def strategy_state(strategy: Strategy) -> dict[str, Any]:
     """Return the numbers, texts and arrays of a strategy and of those that it wraps.
+
+    What is returned does not change when the strategy goes on: arrays are copies, but for those
+    that Flower's strategies never change.
 
     Functions and further strategies are not part of it: they are there again once the strategy
     is built anew.
@@ -42,11 +49,13 @@ def strategy_state(strategy: Strategy) -> dict[str, Any]:
         If it holds something else, by name.
     """
     state: dict[str, Any] = {_CLASS: type(strategy).__name__}
+    flowers = type(strategy).__module__.startswith("flwr.")
     for name, value in vars(strategy).items():
         if isinstance(value, Strategy):
             state[name] = strategy_state(value)
         elif not callable(value):
-            state[name] = _plain(value, f"{type(strategy).__name__}.{name}")
+            copies = not (flowers and name in _REPLACED)
+            state[name] = _plain(value, f"{type(strategy).__name__}.{name}", copies)
     return state
 
 
@@ -76,31 +85,37 @@ def load_strategy_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
             setattr(strategy, name, _restored(value))
 
 
-def _plain(value: object, where: str) -> Any:
+def _plain(value: object, where: str, copies: bool) -> Any:
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return value.copy()
+        return value.copy() if copies else _read_only(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, bytes | bytearray):
-        return {_BYTES: np.frombuffer(value, dtype=np.uint8)}
+        return {_BYTES: np.frombuffer(bytes(value), dtype=np.uint8)}
     if isinstance(value, ArrayRecord):
-        return {_RECORD: {key: array.numpy() for key, array in value.items()}}
+        return {_RECORD: {key: decode_array(array) for key, array in value.items()}}
     if type(value).__module__ == "torch" and hasattr(value, "detach"):  # without importing it
         return {_TENSOR: value.detach().cpu().numpy().copy()}
     if isinstance(value, Mapping) and all(type(key) is int for key in value) and value:
-        items = [[key, _plain(item, f"{where}[{key}]")] for key, item in value.items()]
+        items = [[key, _plain(item, f"{where}[{key}]", copies)] for key, item in value.items()]
         return {_BY_NUMBER: items}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: _plain(item, f"{where}[{key!r}]", copies) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [_plain(item, f"{where}[{i}]", copies) for i, item in enumerate(value)]
     raise ConfigError(
         where,
         f"a {type(value).__name__}",
         "a checkpoint cannot hold it: numbers, texts, arrays, lists and mappings of them can be",
     )
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.setflags(write=False)
+    return view
 
 
 def _restored(value: Any) -> Any:

@@ -24,6 +24,7 @@ from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow
 from .membership import Membership
 from .own_start import StartGuide
+from .pieces import is_finite
 from .policy_runner import PolicyLike, PolicyRunner
 from .record import RoundHook, RoundRecord, finite_metrics
 from .replies import ArraySpec, ReplyChecker
@@ -438,6 +439,7 @@ class ScheduledStrategy(Strategy):
             self._earlier_rounds = self.policy.last_round
         timed = grid if isinstance(grid, TimedExchange) else TimedGrid(grid)
         started = StartedRun(self, timed, initial_arrays, num_rounds, self._explain)
+        del initial_arrays
         self._running = True
         try:
             with follow(started, self._recording):
@@ -472,13 +474,15 @@ class ScheduledStrategy(Strategy):
             free_form=self._free_form,
             explain=bool(started.explain),
         )
+        # The run goes on without the model that it began with.
+        arrays, started.arrays = started.arrays, ArrayRecord()
         self._run = _Run(
             parts=parts,
-            specs=ArraySpec.of(started.arrays),
+            specs=ArraySpec.of(arrays),
             train_config=ConfigRecord() if train_config is None else train_config,
             evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
             deadline_s=min(timeout, self._tau_max_s),
-            result=Result(arrays=started.arrays),
+            result=Result(arrays=arrays),
             hooks=started.hooks,
             log=RoundLog(started.num_rounds, self._log_every_s, started.earlier),
         )
@@ -503,20 +507,8 @@ class ScheduledStrategy(Strategy):
                 run.begin_s = self._resumed["begin_s"]
         for server_round in range(run.last_round + 1, num_rounds + 1):
             one = self._begin_round(run, server_round, result.arrays)
-            messages = one.configure(result.arrays, run.train_config)
-            replies = one.exchange(messages, run.deadline_s)
-            arrays, metrics = one.aggregate(replies)
-            if arrays is not None:
-                result.arrays = arrays
-            if metrics is not None:
-                result.train_metrics_clientapp[server_round] = metrics
-            config = run.evaluate_config
-            evaluation = self._evaluation
-            asked = evaluation.configure(parts, server_round, result.arrays, config, one.arms)
-            answers = evaluation.exchange(parts, asked)
-            on_clients = evaluation.aggregate(parts, server_round, answers)
-            if on_clients is not None:
-                result.evaluate_metrics_clientapp[server_round] = on_clients
+            self._train(run, one)
+            on_clients = self._evaluate_on_clients(run, one)
             time_s = parts.timed.now() - run.begin_s  # the server's evaluation is no part of it
             metrics = None
             if server_round == num_rounds or server_round % self._eval_every == 0:
@@ -525,6 +517,26 @@ class ScheduledStrategy(Strategy):
             if self._stop_when is not None and self._stop_when(record):
                 break
         return result
+
+    # Messages are not kept in variables of the run: they would hold a model for a round more.
+
+    def _train(self, run: _Run, one: TrainingRound) -> None:
+        result = run.result
+        replies = one.exchange(one.configure(result.arrays, run.train_config), run.deadline_s)
+        arrays, metrics = one.aggregate(replies, consume=True)
+        if arrays is not None:
+            result.arrays = arrays
+        if metrics is not None:
+            result.train_metrics_clientapp[one.number] = metrics
+
+    def _evaluate_on_clients(self, run: _Run, one: TrainingRound) -> MetricRecord | None:
+        parts, evaluation, result = run.parts, self._evaluation, run.result
+        config, number = run.evaluate_config, one.number
+        asked = evaluation.configure(parts, number, result.arrays, config, one.arms)
+        metrics = evaluation.aggregate(parts, number, evaluation.exchange(parts, asked))
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[number] = metrics
+        return metrics
 
     def _run_own_start(
         self,
@@ -671,7 +683,7 @@ def _note_odd_values(arrays: ArrayRecord) -> None:
     """Say where the first model is not finite: in a mask that is meant, elsewhere it is not."""
     for key, array in arrays.items():
         view = decode_array(array)
-        if view.dtype.kind in "fc" and not np.isfinite(view).all():
+        if view.dtype.kind in "fc" and not is_finite(view):
             count = int(np.count_nonzero(~np.isfinite(view)))
             LOGGER.warning(
                 "the initial model's %r is not finite in %d of %d values: these stay as they are",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -19,11 +19,14 @@ from flwr.serverapp.strategy import (
     QFedAvg,
     Strategy,
 )
+from numpy.typing import NDArray
 
+from flower_scheduling._flwr import FastRecordDict, make_message, only_averages
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
 
-from .replies import ArraySpec
+from .averaging import alike, weighted_mean
+from .replies import ArraySpec, of_kind
 
 _FixedClipping: Final = (
     DifferentialPrivacyClientSideFixedClipping,
@@ -174,20 +177,55 @@ class WrappedStrategy:
             return list(self._methods["configure_train"](server_round, arrays, config, grid))
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message], *, consume: bool = False
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return its aggregate of usable replies.
 
         Flower adds differential-privacy noise for ``num_sampled_clients`` updates whatever their
         number (flwr 1.42), which protects a short round too little. With an accountant the sample
         size is part of its promise, and Flower makes no step in a short round.
+
+        Parameters
+        ----------
+        server_round : int
+            Flower's number of the round.
+        replies : iterable of Message
+            At least one.
+        consume : bool
+            Whether the replies may lose their arrays on the way, whose memory is free then.
         """
         replies = list(replies)
+        if only_averages(self._methods["aggregate_train"]) and (views := alike(replies)):
+            return self._average(server_round, replies, views, consume=consume)
+        if consume:
+            for reply in replies:
+                reply.content = FastRecordDict(dict(reply.content))
         scaled = [each for each in self.chain if getattr(each, "accountant", None) is None]
         arrays: ArrayRecord | None
         with self._set({"num_sampled_clients": len(replies)}, scaled):
             arrays, metrics = self._methods["aggregate_train"](server_round, replies)
         return arrays, metrics
+
+    def _average(
+        self,
+        server_round: int,
+        replies: list[Message],
+        views: list[dict[str, NDArray[Any]]],
+        *,
+        consume: bool,
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return Flower's weighted mean without its copies; all but the arrays goes through it."""
+        light = [make_message(r.metadata, _without_arrays(r.content)) for r in replies]
+        arrays: ArrayRecord | None
+        arrays, metrics = self._methods["aggregate_train"](server_round, light)
+        if arrays is None:
+            return arrays, metrics
+        if consume:
+            for reply, without in zip(replies, light, strict=True):
+                reply.content = without.content
+        weights = [_weight(each.content, vars(self.outer)["weighted_by_key"]) for each in light]
+        total = sum(weights)
+        return weighted_mean(views, [weight / total for weight in weights]), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -240,6 +278,20 @@ class WrappedStrategy:
         finally:
             for inner, name, value in saved:
                 setattr(inner, name, value)
+
+
+def _without_arrays(content: RecordDict) -> RecordDict:
+    """Return the same records, those of arrays empty."""
+    light = RecordDict()
+    for name, record in content.items():
+        light[name] = ArrayRecord() if isinstance(record, ArrayRecord) else record
+    return light
+
+
+def _weight(content: RecordDict, key: str) -> float:
+    """Return the weight of a reply that Flower has checked."""
+    (metrics,) = of_kind(content, MetricRecord).values()
+    return cast(float, metrics[key])
 
 
 def _chain(strategy: Strategy) -> Iterator[Any]:

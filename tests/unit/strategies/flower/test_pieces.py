@@ -1,0 +1,59 @@
+"""Arrays in pieces: all of them, once, and nothing of an array's size beside them."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_scheduling.strategies.flower.pieces import is_finite, largest_magnitude, pieces
+
+Array = np.ndarray[Any, Any]
+LARGE = np.arange(3 * 100_000, dtype=np.float64).reshape(3, -1)
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(3.0), np.zeros((0, 2)), np.arange(6.0), LARGE, LARGE.T, LARGE[:, ::2]]
+)
+def test_every_item_comes_once(array: Array) -> None:
+    found = [item for (part,) in pieces(array) for item in part.ravel().tolist()]
+    assert sorted(found) == array.ravel().tolist() if array.flags.c_contiguous else len(found)
+
+
+def test_pieces_of_two_arrays_belong_together() -> None:
+    for one, other in ((LARGE, -LARGE), (LARGE.T, -LARGE.T), (LARGE, np.asfortranarray(-LARGE))):
+        parts = list(pieces(one, other))
+        assert all((first == -second).all() for first, second in parts)
+        assert sum(first.size for first, _ in parts) == one.size
+    assert list(map(len, pieces(LARGE, np.zeros(1)))) == [2], "of other shapes: as they are"
+
+
+@pytest.mark.parametrize("place", [0, 150_000, 299_999])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_is_odd_is_found_wherever_it_is(place: int, order: Any) -> None:
+    for value, largest in ((math.nan, math.nan), (-math.inf, math.inf)):
+        array = np.array(LARGE, order=order)
+        assert is_finite(array)
+        assert largest_magnitude(array) == 299_999.0
+        array.flat[place] = value
+        assert not is_finite(array)
+        assert largest_magnitude(array) == pytest.approx(largest, nan_ok=True)
+        assert largest_magnitude(array + 0j) == pytest.approx(largest, nan_ok=True)
+    assert largest_magnitude(np.zeros(0)) == 0.0
+    assert largest_magnitude(np.array(-2.0)) == 2.0
+    assert largest_magnitude(np.array([3 - 4j, 1])) == 5.0
+
+
+def test_no_temporary_is_as_large_as_the_array() -> None:
+    array = np.ones(4_000_000, np.complex128)
+    tracemalloc.start()
+    try:
+        assert is_finite(array)
+        assert largest_magnitude(array) == 1.0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < array.nbytes / 20
