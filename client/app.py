@@ -10,7 +10,7 @@ import functools
 import threading
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flower_scheduling._flwr import Mod
+from flower_scheduling.allocator import give_back
 from flower_scheduling.errors import ClientConfigError
 
 from .learning.mnist import load_mnist
@@ -32,6 +33,7 @@ from .wire import protocol
 __all__ = ["app", "create_client_app"]
 
 _Record = TypeVar("_Record")
+_LARGE_BYTES: Final = 2**20  # of a model; a smaller one may stay in its request
 
 
 class _LocalClient:
@@ -94,7 +96,8 @@ def _train(message: Message, context: Context) -> Message:
     node, run, model = client.settings.node, client.settings.run, client.model
     arrays = _record(message, protocol.ARRAYS, ArrayRecord)
     config = dict(_record(message, protocol.CONFIG, ConfigRecord))
-    config.update(message.content.config_records.get(protocol.REQUEST, {}))
+    if isinstance(asked := message.content.get(protocol.REQUEST), ConfigRecord):
+        config.update(asked)
     request = TrainRequest.from_config(config)
     metrics = MetricRecord({protocol.NUM_EXAMPLES: len(client.labels)})
 
@@ -105,6 +108,8 @@ def _train(message: Message, context: Context) -> Message:
             metrics[protocol.LOCAL_ACCURACY] = accuracy
         started = time.perf_counter()
         model.load(arrays)
+        del arrays
+        _let_go(message, model)
         metrics[protocol.TRAIN_LOSS] = train(
             model,
             client.images,
@@ -115,6 +120,8 @@ def _train(message: Message, context: Context) -> Message:
             rng=minibatch_rng(run.seed, node.partition_id, request.server_round),
             proximal_mu=request.proximal_mu,
         )
+        if model.num_bytes > _LARGE_BYTES:
+            give_back()  # the gradients' room
         updated = model.arrays()
         compute_s = time.perf_counter() - started
 
@@ -130,6 +137,7 @@ def _evaluate(message: Message, context: Context) -> Message:
     client = _local_client(ClientSettings.from_context(context))
     with client.lock:
         client.model.load(_record(message, protocol.ARRAYS, ArrayRecord))
+        _let_go(message, client.model)
         loss, accuracy = evaluate(client.model, client.images, client.labels)
     metrics = MetricRecord(
         {
@@ -152,6 +160,16 @@ def _query(message: Message, context: Context) -> Message:
         }
     )
     return Message(RecordDict({protocol.CLIENT_INFO: info}), reply_to=message)
+
+
+def _let_go(message: Message, model: Model) -> None:
+    """Drop large arrays once the model has their values: gradients and reply need the room.
+
+    A mod that needs them later holds their record, as Flower's own do.
+    """
+    if model.num_bytes > _LARGE_BYTES:
+        del message.content[protocol.ARRAYS]
+        give_back()
 
 
 def _record(message: Message, name: str, kind: type[_Record]) -> _Record:

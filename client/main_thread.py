@@ -15,10 +15,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
+from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import IO, Any, Final, NoReturn
 
+from flower_scheduling.allocator import give_back
 from flower_scheduling.signals import interrupted, signals_of
 
 from .app_runner import LOGGER, Worker
@@ -34,6 +38,8 @@ __all__ = ["ClientProcess"]
 
 _PEAK_UNITS: Final = 2**20 if sys.platform == "darwin" else 2**10  # in a MiB
 _SETTLED: Final = 10  # messages after which an app has loaded what it needs
+_STEADY: Final = 10  # messages, each of which left more behind
+_LONG_WORK_S: Final = 0.1  # of processor time, beside which giving memory back is nothing
 _STOPPING: Final = tuple(signals_of("SIGINT", "SIGTERM", "SIGHUP"))
 _HEEDED: Final = (*_STOPPING, *signals_of("SIGUSR1"))
 _STREAMS: Final = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
@@ -78,8 +84,8 @@ class ClientProcess:
         self._handlers: dict[int, Any] = {}  # of our signals, as they were before
         self._exit = os._exit
         self._usual = _Surroundings()
-        self._peak_mib = 0
-        self._answered = 0
+        self._memory = MemoryWatch()
+        self._worked_s = 0.0
 
     def run(self) -> None:
         """Serve until stopped; what the app does when the client has stopped is given up.
@@ -210,25 +216,53 @@ class ClientProcess:
             self._insist()
             self._usual.restore()
             self._watch_memory()
+            if (now_s := time.thread_time()) - self._worked_s > _LONG_WORK_S:
+                give_back()  # the client may wait for long now
+            self._worked_s = now_s
         except BaseException as error:  # no damage that an app can do may end the client
             LOGGER.warning("not all that the app has changed is as before: %r", error)
 
     def _watch_memory(self) -> None:
-        """Log that the process has doubled since its first messages, and when it does again."""
+        """Log that the process grows."""
         if resource is None:
             return
-        self._answered += 1
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _PEAK_UNITS
-        if self._answered == _SETTLED:
-            self._peak_mib = peak_mib
-        elif self._answered > _SETTLED and peak_mib > 2 * self._peak_mib:
-            LOGGER.warning(
-                "memory: %d MiB after %d messages, %d before; if it goes on, see --restart-after",
-                peak_mib,
-                self._answered,
-                self._peak_mib,
-            )
-            self._peak_mib = peak_mib
+        if (warning := self._memory.note(peak_mib)) is not None:
+            LOGGER.warning("%s", warning)
+
+
+class MemoryWatch:
+    """The growth of a process that stays, by the peak of its memory after each message."""
+
+    def __init__(self) -> None:
+        self._answered = 0
+        self._recent: deque[int] = deque(maxlen=_STEADY + 1)
+        self._was_steady = False
+        self._before = 0, 0  # messages and peak [MiB], as last reported
+
+    def note(self, peak_mib: int) -> str | None:
+        """Take the peak after a message [MiB]; return a warning if the process grows.
+
+        It does if the peak has doubled since the first messages, or since the last warning, or if
+        one message after the other has raised it, of which a warning is returned once.
+        """
+        self._answered += 1
+        if self._answered <= _SETTLED:
+            self._before = self._answered, peak_mib
+        self._recent.append(peak_mib)
+        answered, before_mib = self._before
+        steady = self._answered >= _SETTLED + _STEADY and all(
+            earlier < later for earlier, later in pairwise(self._recent)
+        )
+        if peak_mib <= 2 * before_mib and (self._was_steady or not steady):
+            return None
+        self._was_steady |= steady
+        self._before = self._answered, peak_mib
+        each_mib = (peak_mib - before_mib) / (self._answered - answered)
+        return (
+            f"memory: {peak_mib} MiB after {self._answered} messages, {before_mib} after "
+            f"{answered}: {each_mib:.1f} MiB more with each; if it goes on, see --restart-after"
+        )
 
 
 class _Surroundings:

@@ -109,9 +109,11 @@ class Model:
         Maps images (batch, 28, 28), float32 in [0, 1], to logits (batch, 10).
     views : dict of str to float32 array
         The weights by their ``state_dict`` key; share memory with the module.
+    num_bytes : int
+        Their size.
     """
 
-    __slots__ = ("module", "name", "views")
+    __slots__ = ("module", "name", "num_bytes", "views")
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
@@ -119,6 +121,7 @@ class Model:
         self.views: dict[str, NDArray[Any]] = {
             key: tensor.numpy() for key, tensor in module.state_dict().items()
         }
+        self.num_bytes = sum(view.nbytes for view in self.views.values())
 
     def load(self, arrays: ArrayRecord) -> None:
         """Set the weights to those of a message.

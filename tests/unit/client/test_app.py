@@ -15,6 +15,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.clientapp.mod import fixedclipping_mod
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
@@ -89,6 +90,23 @@ def test_train_reply():
     assert metrics[protocol.NUM_EXAMPLES] == 3000
     assert metrics[protocol.TRAIN_LOSS] == pytest.approx(np.log(10))
     assert 0 < reply.content[protocol.TIMING][protocol.COMPUTE_S] < 5
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_large_arrays_are_let_go_once_the_model_has_them(kind, monkeypatch):
+    monkeypatch.setattr("flower_scheduling.client.app._LARGE_BYTES", 0)
+    message = request(kind)
+    app(message, context())
+    assert protocol.ARRAYS not in message.content
+
+
+def test_a_mod_that_needs_what_was_received_has_it(monkeypatch):
+    monkeypatch.setattr("flower_scheduling.client.app._LARGE_BYTES", 0)
+    message = request()
+    message.content[protocol.CONFIG]["clipping_norm"] = 1e-6  # Flower's key
+    reply = create_client_app([fixedclipping_mod])(message, context())
+    found = reply.content[protocol.ARRAYS]["weight"].numpy()
+    assert 0 < np.linalg.norm(found) <= 1e-6, "clipped around the model of zeros"
 
 
 def test_train_is_the_local_update_of_seed_client_and_round(mnist):
