@@ -75,6 +75,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_fleet.py
 	$(BIN)/python benchmarks/bench_superlink.py
 	$(BIN)/python benchmarks/bench_page.py
+	$(BIN)/python benchmarks/bench_memory.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST)
