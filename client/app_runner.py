@@ -38,6 +38,15 @@ from flower_scheduling._flwr import (
 from flower_scheduling.errors import DataUnavailableError, SchedulingError
 
 from .wire import frames as wire
+from .wire.compression import (
+    SMALL_BYTES,
+    WIRE_SHARE,
+    Encoder,
+    SentModel,
+    UpdateEncoder,
+    expected_share,
+    known_kinds,
+)
 from .wire.packing import pack, unpack
 
 __all__ = ["LOGGER", "AppRunner", "Worker", "encodable"]
@@ -87,6 +96,8 @@ class AppRunner:
         self._max_message_bytes = max_message_bytes
         self._kept_state = kept_state
         self._context: Context | None = None
+        self._updates = UpdateEncoder()
+        self._logged_idle = False
         self._last_error = ""
         self.answered = 0
         self.fault: DataUnavailableError | None = None
@@ -97,22 +108,31 @@ class AppRunner:
         It is an error if the app raised. Nothing is returned if the message cannot be read.
         """
         try:
-            message = unpack(work.payload)
+            message = unpack(work.payload, max_bytes=self._max_message_bytes)
+            model = None  # of what the reply may be an update
+            if welcome.compress or work.payload.codes:
+                model = SentModel(message.content, work.payload.codes)
         except Exception as error:  # protobuf and Flower raise many kinds
             LOGGER.error("unreadable message from the server: %s", encodable(str(error)))
             return None
         self.answered += not message.metadata.message_type.startswith(MessageType.QUERY)
         process = os.getpid()
         try:
+            kind = welcome.compress if welcome.compress in known_kinds() else ""
+            WIRE_SHARE.set((1.0, 1.0) if model is None else _shares(work, message, kind))
             reply = self._client_app(message, self._context_for(welcome))
             if os.getpid() != process:
                 raise SystemExit
-            packed = _pack_reply(reply)
+            encoder = None if model is None else self._updates.encoder(kind, model)
+            packed = _pack_reply(reply, encoder)
+            self._log_idle(kind, packed)
         except BaseException as error:  # whatever it is, the message fails and not the client
             if os.getpid() != process:
                 _end_child(error)
             return self._failure(work, error)
-        if (size := len(packed)) > min(work.max_reply_bytes, self._max_message_bytes):
+        if (size := len(packed) + packed.saved) > min(
+            work.max_reply_bytes, self._max_message_bytes
+        ):
             whose, limit = "server", work.max_reply_bytes
             if self._max_message_bytes < limit:
                 whose, limit = "client", self._max_message_bytes
@@ -134,6 +154,7 @@ class AppRunner:
                 state=self._take_kept_state(welcome.run_id),
                 run_config={},
             )
+            self._updates = UpdateEncoder()
         self._context.run_config = dict(welcome.run_config)
         return self._context
 
@@ -153,6 +174,13 @@ class AppRunner:
         if not kept or _RUN_ID.unpack_from(kept) != (run_id,):
             return RecordDict()
         return recorddict_from_proto(ProtoRecordDict.FromString(kept[_RUN_ID.size :]))
+
+    def _log_idle(self, kind: str, packed: wire.Packed) -> None:
+        """Log once that the compression that is asked for does nothing."""
+        large = any(len(array) >= SMALL_BYTES for array in packed.arrays)
+        if kind and large and packed.saved <= 0 and not self._logged_idle:
+            self._logged_idle = True
+            LOGGER.warning("up=%s saves nothing of this app's replies: they go as they are", kind)
 
     def _failure(self, work: wire.Work, error: BaseException) -> wire.Packed:
         """Log what the app raised, and return the reply that says so."""
@@ -237,16 +265,28 @@ def encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _pack_reply(reply: Message) -> wire.Packed:
+def _pack_reply(reply: Message, encoder: Encoder | None) -> wire.Packed:
     if not isinstance(reply, Message):
         raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
     if reply.has_content():
         _check_dtypes(reply.content)
-    return pack(reply)
+    return pack(reply, encoder=encoder)
+
+
+def _shares(work: wire.Work, message: Message, kind: str) -> tuple[float, float]:
+    """Return the shares of a message's bytes, and of its reply's if alike, that cross."""
+    arrays = ArrayRecord()
+    for name, record in message.content.array_records.items():
+        arrays.update({f"{name}.{key}": array for key, array in record.items()})
+    size = sum(len(array.data) for array in arrays.values())
+    if not size:
+        return 1.0, 1.0
+    return sum(map(len, work.payload.arrays)) / size, expected_share(kind, arrays)
 
 
 def _error_reply(work: wire.Work, reason: str) -> wire.Packed:
-    message = unpack(work.payload)  # anew: the app may have changed its own
+    # Anew, without the arrays: the app may have changed its own.
+    message = unpack(wire.Packed(work.payload.outline))
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
     return pack(Message(error, reply_to=message))
 

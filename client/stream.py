@@ -22,6 +22,7 @@ from .wire import frames as wire
 from .wire.addresses import parse_address
 from .wire.calls import DEFAULT_KEEPALIVE_S, WriteTasks, channel_options, chunk_reader
 from .wire.chunks import FrameStream
+from .wire.compression import known_kinds
 from .wire.health import OwnFault, tls_hint
 from .wire.proxies import proxy_options, through_proxy
 
@@ -261,6 +262,7 @@ class StreamClient:
                 work=list(self._in_hand)[: wire.MAX_IDS],  # those that it finishes first
                 available=available,
                 max_message_bytes=self._max_message_bytes,
+                codecs=known_kinds(),
             )
             try:
                 await stream.write(hello)

@@ -30,6 +30,7 @@ from flwr.common.serde import (
 from flwr.common.serde_utils import error_from_proto, metadata_from_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.run import Run
@@ -43,6 +44,7 @@ __all__ = [
     "FastRecordDict",
     "Mod",
     "NodeInfo",
+    "ProtoArray",
     "ProtoArrayRecord",
     "ProtoMessage",
     "ProtoRecordDict",

@@ -13,6 +13,7 @@ EXTRAS: Final = {
     "learning": ("torch", "torchvision"),
     "page": ("prometheus_client", "starlette", "uvicorn"),
     "simulation": ("jinja2", "matplotlib", "scipy", "torch", "torchvision"),
+    "zstd": ("zstandard",),
 }
 BUILT_IN_APP: Final = "the built-in app"
 """What needs the extra ``learning``; other apps bring what they import."""

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from flower_scheduling.client.link.model import ComputeModel, LinkModel
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.server.settings.base import Settings, setting
+from flower_scheduling.server.settings.base import CompressionSettings, Settings, setting
 from flower_scheduling.server.settings.run import LONGEST_WAIT_S, ServerConfig
 
 from .environments.paper import Environment
@@ -66,8 +66,8 @@ class RadioSettings(Settings):
         20.0, "Computing speed: client k does (0.5k+0.5..0.5k+1.5) times this [1/s].", gt=0
     )
 
-    def link_model(self, bits: float) -> LinkModel:
-        """Return the link on which a transfer has so many bits."""
+    def link_model(self, download_bits: float, upload_bits: float | None = None) -> LinkModel:
+        """Return the link on which transfers have so many bits, by default as many both ways."""
         return LinkModel(
             cell_radius_m=self.cell_radius_m,
             path_loss_intercept_db=self.path_loss_intercept_db,
@@ -75,12 +75,12 @@ class RadioSettings(Settings):
             tx_power_dbm=self.tx_power_dbm,
             noise_dbm=self.noise_dbm,
             bandwidth_hz=self.bandwidth_hz,
-            download_bits=bits,
-            upload_bits=bits,
+            download_bits=download_bits,
+            upload_bits=download_bits if upload_bits is None else upload_bits,
         )
 
 
-class SimulationConfig(ServerConfig, RadioSettings):
+class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
     """Settings of a simulation: the server's, and the number, places and speeds of the clients."""
 
     wait_s: float = setting(
@@ -137,13 +137,17 @@ class SimulationConfig(ServerConfig, RadioSettings):
         self.require(name, all(0 <= value <= 1 for value in values), allowed)
         return np.broadcast_to(np.asarray(values), self.num_clients).copy()
 
-    def environment(self, model_bits: int) -> Environment:
+    def environment(
+        self, model_bits: int, download_share: float = 1.0, upload_share: float = 1.0
+    ) -> Environment:
         """Build the environment: distances, availability, failures and speeds of the clients.
 
         Parameters
         ----------
         model_bits : int
             Real size of the model, used where the payload says so [bit].
+        download_share, upload_share : float
+            Share of a transfer's bits that cross, above 0.
         """
         bits = float(model_bits)
         if self.payload_bits != MODEL_PAYLOAD:
@@ -163,7 +167,7 @@ class SimulationConfig(ServerConfig, RadioSettings):
         return Environment(
             num_arms=self.num_clients,
             seed=self.seed,
-            link=self.link_model(bits),
+            link=self.link_model(download_share * bits, upload_share * bits),
             compute=ComputeModel(
                 samples_per_round=self.samples_per_round or self.batch_size * self.local_steps,
                 base_rate=self.base_rate,

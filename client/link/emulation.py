@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, U
 from flower_scheduling._flwr import ClientAppCallable
 
 from ..settings import DeviceSettings
+from ..wire.compression import WIRE_SHARE
 from ..wire.protocol import COMPUTE_S, CONFIG, LINK_S, SERVER_ROUND, TIMING
 from .model import LinkModel
 
@@ -84,11 +85,14 @@ class EmulatedDevice:
         own = [] if kind == MessageType.TRAIN else [1]
         return np.random.default_rng([int.from_bytes(digest[:8], "big"), server_round, *own])
 
-    def link_s(self, rng: np.random.Generator, bits: float) -> float:
-        """Draw the time of one transfer of arrays of that size [s], 0 without link or arrays."""
+    def link_s(self, rng: np.random.Generator, bits: float, share: float = 1.0) -> float:
+        """Draw the time of one transfer of arrays of that size [s], 0 without link or arrays.
+
+        ``share`` is what is left of them by compression.
+        """
         if self.link is None or bits <= 0:
             return 0.0
-        size = bits if self.payload_bits is None else self.payload_bits
+        size = share * (bits if self.payload_bits is None else self.payload_bits)
         return float(self.link.draw_transfer_s(rng, size, self.distance_m))
 
     def compute_s(self, rng: np.random.Generator, num_examples: int) -> float:
@@ -127,7 +131,8 @@ def emulation_mod(
     server_round = config.get(SERVER_ROUND, 0) if isinstance(config, ConfigRecord) else 0
     rng = device.rng(server_round if isinstance(server_round, int) else 0, kind)
 
-    download_s = device.link_s(rng, _bits(message))
+    download_share, upload_share = WIRE_SHARE.get()
+    download_s = device.link_s(rng, _bits(message), download_share)
     upload_fading = rng.spawn(1)[0]  # apart from how many numbers the computing draws
     sleep(download_s)
     started = time.perf_counter()
@@ -142,7 +147,7 @@ def emulation_mod(
             compute_s = wanted_s
     if not reply.has_content():
         return reply
-    upload_s = device.link_s(upload_fading, _bits(reply))
+    upload_s = device.link_s(upload_fading, _bits(reply), upload_share)
     sleep(upload_s)
     reply.content[TIMING] = ConfigRecord({COMPUTE_S: compute_s, LINK_S: download_s + upload_s})
     return reply

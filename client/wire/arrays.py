@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from flower_scheduling._flwr import array_as, new_array
 
-__all__ = ["FastArray", "decode_array", "encode_array", "fast_record"]
+__all__ = ["AnyArray", "FastArray", "decode_array", "encode_array", "fast_record", "npy_header"]
 
 AnyArray: TypeAlias = NDArray[Any]
 
@@ -117,6 +117,11 @@ def decode_array(array: Array) -> AnyArray:
     if len(data) - start != size:
         raise ValueError(f"the header promises {size} bytes, there are {len(data) - start}")
     return np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
+
+
+def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the bytes before the values of an array in C order."""
+    return _header(dtype, shape)[0]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -287,14 +287,14 @@ async def _read_payload(body: _Body, payload_bytes: int) -> Packed:
     num_arrays, outline_bytes = read_counts(await body.take(COUNTS_BYTES), payload_bytes)
     table_bytes = SIZE_BYTES * num_arrays
     arrays_bytes = payload_bytes - COUNTS_BYTES - table_bytes - outline_bytes
-    sizes = read_sizes(await body.take(table_bytes), arrays_bytes)
+    sizes, codes = read_sizes(await body.take(table_bytes), arrays_bytes)
     outline = await body.take(outline_bytes)
     arrays: list[bytes] = []
     for size in sizes:
         arrays.append(await body.take(size))
         if not len(arrays) % _FEW:
             await asyncio.sleep(0)  # thousands of arrays may have come in one chunk
-    return Packed(outline, tuple(arrays))
+    return Packed(outline, tuple(arrays), codes)
 
 
 class _Body:

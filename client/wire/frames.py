@@ -24,7 +24,7 @@ import functools
 import itertools
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -117,10 +117,16 @@ class Packed:
     arrays : tuple of bytes or memoryview
         The data of each array, in their order in the outline. If there are none, the outline is
         the whole message.
+    codes : bytes
+        How each array is encoded (:mod:`.compression`); empty if none is.
+    saved : int
+        How many bytes its sender has saved by encoding [bytes].
     """
 
     outline: Buffer = b""
     arrays: tuple[Buffer, ...] = ()
+    codes: bytes = b""
+    saved: int = field(default=0, compare=False)
 
     def __len__(self) -> int:
         """Return the number of bytes."""
@@ -148,6 +154,8 @@ class Hello:
         The client's :data:`PROTOCOL_VERSION`.
     package : str
         The client's :func:`package_version`.
+    codecs : list of str
+        Kinds of compression that it can do (:func:`.known_kinds`).
     """
 
     name: str
@@ -157,6 +165,7 @@ class Hello:
     max_message_bytes: int = NO_LIMIT
     protocol: int = PROTOCOL_VERSION
     package: str = field(default_factory=package_version)
+    codecs: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,8 @@ class Welcome:
         Largest message that the server takes, whatever it sent [bytes].
     package : str
         The server's :func:`package_version`.
+    compress : str
+        The kind of compression that it wants of replies; empty for none.
     """
 
     node_id: int
@@ -185,6 +196,7 @@ class Welcome:
     acks: list[str] = field(default_factory=list)
     max_message_bytes: int = NO_LIMIT
     package: str = field(default_factory=package_version)
+    compress: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +320,7 @@ _TYPES: Final = {
 _PAYLOAD: Final = "payload"
 _IDS: Final = frozenset(("message_id", "session"))
 _LIMITS: Final = frozenset(("max_message_bytes", "max_reply_bytes", "chunks"))
+_OPTIONAL: Final = frozenset(("codecs", "compress"))  # ends that do not compress do not know them
 # Looked up per frame in a busy round, so worked out once. Annotations are texts in this module.
 _HEADER: Final = {
     cls: {item.name: str(item.type) for item in fields(cls) if item.name != _PAYLOAD}
@@ -319,7 +332,9 @@ _PREFIX: Final = struct.Struct(">BIQ")  # kind, bytes of the header, bytes of th
 PREFIX_BYTES: Final = _PREFIX.size
 _COUNTS: Final = struct.Struct(">II")  # of a payload: number of arrays, bytes of the outline
 COUNTS_BYTES: Final = _COUNTS.size
-SIZE_BYTES: Final = 8  # of the length of an array, behind the counts
+SIZE_BYTES: Final = 8  # of code and length of an array, behind the counts
+_CODE_BIT: Final = 56  # from here on it is the code
+_LARGEST_CODE: Final = 0x3F  # of those that :mod:`.compression` knows
 _MAX_HEADER_BYTES: Final = {  # of what clients send
     Kind.HELLO: 128 * 2**10,  # room for MAX_IDS ids
     Kind.REPLY: 2**10,
@@ -346,7 +361,11 @@ def buffers(frame: Frame) -> tuple[Buffer, ...]:
     arrays: tuple[Buffer, ...] = ()
     if isinstance(frame, Work | Reply) and frame.payload != Packed():
         outline, arrays = frame.payload.outline, frame.payload.arrays
-        sizes = struct.pack(f">{len(arrays)}Q", *map(len, arrays))
+        table: Iterable[int] = map(len, arrays)
+        if codes := frame.payload.codes:
+            pairs = zip(table, codes, strict=True)
+            table = (size | code << _CODE_BIT for size, code in pairs)
+        sizes = struct.pack(f">{len(arrays)}Q", *table)
         parts = (_COUNTS.pack(len(arrays), len(outline)), sizes, outline)
     size = sum(map(len, parts)) + sum(map(len, arrays))
     prefix = _PREFIX.pack(_KINDS[cls], len(header), size)
@@ -397,8 +416,8 @@ def read_counts(counts: Buffer, payload_bytes: int) -> tuple[int, int]:
     return num_arrays, outline_bytes
 
 
-def read_sizes(sizes: Buffer, arrays_bytes: int) -> tuple[int, ...]:
-    """Return the bytes of each array, from the table of them.
+def read_sizes(sizes: Buffer, arrays_bytes: int) -> tuple[tuple[int, ...], bytes]:
+    """Return the bytes of each array, and their codes if one has any, from the table of them.
 
     Raises
     ------
@@ -406,9 +425,13 @@ def read_sizes(sizes: Buffer, arrays_bytes: int) -> tuple[int, ...]:
         If they are not ``arrays_bytes`` together.
     """
     each = struct.unpack(f">{len(sizes) // SIZE_BYTES}Q", sizes)
+    codes = b""
+    if 0 < max(each, default=0) >> _CODE_BIT <= _LARGEST_CODE:
+        codes = bytes(size >> _CODE_BIT for size in each)
+        each = tuple(size & ((1 << _CODE_BIT) - 1) for size in each)
     if sum(each) != arrays_bytes:
         raise WireError(f"arrays of {arrays_bytes} bytes, {sum(each)} promised")
-    return each
+    return each, codes
 
 
 def decode(data: bytes) -> Frame:
@@ -454,10 +477,10 @@ def _packed(payload: memoryview) -> Packed:
     num_arrays, outline_bytes = read_counts(payload, len(payload))
     start = COUNTS_BYTES + SIZE_BYTES * num_arrays
     end = start + outline_bytes
-    sizes = read_sizes(payload[COUNTS_BYTES:start], len(payload) - end)
+    sizes, codes = read_sizes(payload[COUNTS_BYTES:start], len(payload) - end)
     edges = itertools.accumulate(sizes, initial=end)
     arrays = tuple(payload[a:b] for a, b in itertools.pairwise(edges))
-    return Packed(payload[start:end], arrays)
+    return Packed(payload[start:end], arrays, codes)
 
 
 def _checked(kind: Kind, values: Mapping[str, Any], payload: Packed) -> Frame:
@@ -465,6 +488,8 @@ def _checked(kind: Kind, values: Mapping[str, Any], payload: Packed) -> Frame:
     known: dict[str, Any] = {}
     for name, annotation in _HEADER[cls].items():
         if name not in values:
+            if name in _OPTIONAL:
+                continue
             raise WireError(f"{kind.name} frame: lacks {name!r}")
         value = known[name] = values[name]
         if type(value) is not _TYPES[annotation] or (

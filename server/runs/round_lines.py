@@ -49,7 +49,8 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
     }
     if record.client_metrics:
         line["client_metrics"] = dict(record.client_metrics)
-    return line
+    sizes = {name: getattr(record, name) for name in _SIZES}
+    return line | {name: size for name, size in sizes.items() if size is not None}
 
 
 def read_line(data: bytes, number: int) -> dict[str, Any]:
@@ -212,6 +213,7 @@ _COLUMNS: Final[Mapping[str, Callable[[object], bool]]] = {
     "compute_s": _or_none(_seconds),
     "link_s": _or_none(_seconds),
 }
+_SIZES: Final = ("sent_bytes", "received_bytes")
 _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "round": _count,
     "time_s": _seconds,
@@ -228,6 +230,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "loss": _or_none(_metric),
     "client_metrics": _metrics,
     "scores": _or_none(_scores),
+    **dict.fromkeys(_SIZES, _count),
 }
 # Not listed above some number of arms, of few rounds, or not written by earlier versions
-_OPTIONAL: Final = ("available", "absent", "no_step", "client_metrics", "scores")
+_OPTIONAL: Final = ("available", "absent", "no_step", "client_metrics", "scores", *_SIZES)

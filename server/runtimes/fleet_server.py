@@ -110,6 +110,7 @@ def run_fleet(
         status=status.snapshot,
         max_clients=config.max_clients,
         max_message_bytes=(config.max_message_mb << 20) or None,
+        compress=config.compress,
     )
     context = Context(
         run_id=grid.run.run_id,

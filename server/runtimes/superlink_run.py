@@ -29,6 +29,7 @@ _UNSUPPORTED: Final = {
     "deny-list": "SuperNodes have no names before their first answer",
     "max-clients": "it takes all SuperNodes",
     "max-message-mb": "it has its own limit",
+    "compress": "it has its own messages",
 }
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, get_args, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import Strict, kebab
 
@@ -83,3 +84,23 @@ class Settings(Strict):
         """
         if not condition:
             raise ConfigError(kebab(name), getattr(self, name), f"must be {allowed}")
+
+
+class CompressionSettings(Settings):
+    """The setting of what carries messages, a fleet's streams or a simulation: fewer bytes."""
+
+    compress: str = setting(
+        "",
+        "Send fewer bytes: bfloat16, zstd, or up=KIND,down=KIND; int8 is for up alone "
+        "(default: arrays as they are).",
+    )
+
+    @property
+    def compression(self) -> Compression:
+        """The setting, read."""
+        return Compression.parse(self.compress)
+
+    @model_validator(mode="after")
+    def _check_compression(self) -> Self:
+        Compression.parse(self.compress)
+        return self

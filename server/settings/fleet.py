@@ -11,7 +11,7 @@ from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import kebab
 
 from ..transport.admission import DEFAULT_MAX_CLIENTS
-from .base import setting
+from .base import CompressionSettings, setting
 from .run import ServerConfig
 
 WRAPPED: Final = "wrapped"
@@ -30,6 +30,7 @@ OF_ANY_APP: Final = frozenset(
         "deny-list",
         "max-clients",
         "max-message-mb",
+        "compress",
         "run-dir",
         "explain",
         "tracker",
@@ -68,7 +69,7 @@ ELSEWHERE: Final = {
 """Where another app sets what has no effect on it as a flag."""
 
 
-class FleetConfig(ServerConfig):
+class FleetConfig(ServerConfig, CompressionSettings):
     """The settings of a run, and how clients reach it."""
 
     FLOORS_BY_NUMBER = False  # clients join in any order

@@ -50,6 +50,8 @@ class Connection:
     ----------
     max_message_bytes : int
         Largest message that the client takes [bytes].
+    codecs : frozenset of str
+        Kinds of compression that the client can do.
     closing : bool
         The server ends it.
     left : bool
@@ -72,6 +74,7 @@ class Connection:
         self.session = hello.session
         self.available = hello.available
         self.max_message_bytes = hello.max_message_bytes
+        self.codecs = frozenset(hello.codecs)
         self.closing = False
         self.left = False
         self.stuck = False

@@ -15,6 +15,7 @@ from flwr.app import Message, MessageType, UserConfig
 
 from flower_scheduling._flwr import NodeInfo
 from flower_scheduling.client.wire.calls import DEFAULT_KEEPALIVE_S
+from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.client.wire.frames import Packed
 from flower_scheduling.strategies.flower import TIMEOUT, Exchange, OwnGrid
 
@@ -68,6 +69,9 @@ class StreamGrid(OwnGrid):
     max_message_bytes : int, optional
         Largest message, in both directions [bytes]. By default a reply may have 512 MiB, or four
         times what was sent if that is more.
+    compress : str
+        Kinds of compression, ``up=int8,down=bfloat16`` or one word for both directions; none by
+        default. Clients that cannot are sent messages as they are, and answer so.
     keepalive_s : float
         Pause between two keepalive pings [s]; a dead peer is noticed within three times as long.
     lost_after_s : float
@@ -94,6 +98,7 @@ class StreamGrid(OwnGrid):
         status: Callable[[StreamGrid], Mapping[str, Any]] = lambda grid: {},
         max_clients: int = DEFAULT_MAX_CLIENTS,
         max_message_bytes: int | None = None,
+        compress: str = "",
         keepalive_s: float = DEFAULT_KEEPALIVE_S,
         lost_after_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
@@ -102,6 +107,7 @@ class StreamGrid(OwnGrid):
         self._clock = clock
         self._max_clients = max_clients
         self._waited_s = -math.inf  # end of the last wait for a client
+        self._compression = Compression.parse(compress)
         self._on_first_exchange = on_first_exchange
         self._servicer = FleetServicer(
             run_id=lambda: self._run.run_id,
@@ -112,6 +118,7 @@ class StreamGrid(OwnGrid):
             refresh_denied=refresh_denied,
             max_clients=max_clients,
             max_message_bytes=max_message_bytes,
+            compression=self._compression,
             lost_after_s=lost_after_s,
             clock=clock,
         )
@@ -310,12 +317,15 @@ class StreamGrid(OwnGrid):
     ) -> list[tuple[Request, Packed]]:
         """Return the requests for these messages, and the bytes to send."""
         requests = []
-        for message, payload in pack_all(messages, self._message_ids):
+        for message, payload, model in pack_all(
+            messages, self._message_ids, self._compression, self._servicer.can_compress
+        ):
             metadata = message.metadata
             expires_s = self._clock() + metadata.ttl
             request = Request(
                 metadata.message_id, metadata.dst_node_id, expires_s, message, arrivals
             )
+            request.model, request.sent_bytes = model, len(payload)
             requests.append((request, payload))
         return requests
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from flwr.app import Error, Message
 
 from flower_scheduling._flwr import ErrorCode, set_message_id, set_source
+from flower_scheduling.client.wire.compression import (
+    NO_COMPRESSION,
+    Compression,
+    SentModel,
+    value_encoder,
+)
 from flower_scheduling.client.wire.frames import Packed
 from flower_scheduling.client.wire.packing import pack, pack_content, unpack
 from flower_scheduling.strategies.flower import TIMEOUT, Exchange
@@ -21,27 +28,44 @@ _MAX_REASON_LENGTH: Final = 200  # of what is wrong with an unreadable reply
 
 
 def pack_all(
-    messages: Iterable[Message], message_ids: Iterator[str]
-) -> Iterator[tuple[Message, Packed]]:
-    """Give messages their ids and pack them; equal content is packed once."""
-    contents: dict[int, Packed] = {}
+    messages: Iterable[Message],
+    message_ids: Iterator[str],
+    compression: Compression = NO_COMPRESSION,
+    can: Callable[[int, str], bool] = lambda node_id, kind: False,
+) -> Iterator[tuple[Message, Packed, SentModel | None]]:
+    """Give messages their ids and pack them; equal content is packed, and encoded, once.
+
+    ``can`` tells whether a node takes a kind of compression. With compression the arrays are
+    returned too: replies are updates of them.
+    """
+    contents: dict[tuple[int, str], Packed] = {}
+    models: dict[int, SentModel] = {}
     for message in messages:
         set_message_id(message, next(message_ids))
-        content = None
+        content = model = None
         if message.has_content():
-            content = contents.get(id(message.content))
-            if content is None:
-                contents[id(message.content)] = content = pack_content(message.content)
-        yield message, pack(message, content)
+            kind = compression.down if can(message.metadata.dst_node_id, compression.down) else ""
+            place = id(message.content), kind
+            if (content := contents.get(place)) is None:
+                content = contents[place] = pack_content(message.content, value_encoder(kind))
+            if compression and (model := models.get(place[0])) is None:
+                model = models[place[0]] = SentModel(message.content)
+        yield message, pack(message, content), model
 
 
 def exchange_of(request: Request) -> Exchange:
     """Return what became of a request; a timeout as long as it is not settled."""
     if not request.settled:
-        return Exchange(request.node_id, None, None, TIMEOUT)
+        return Exchange(request.node_id, None, None, TIMEOUT, *_bytes_of(request))
     reply, failure = _read(request)
     rtt_s = None if reply is None else request.arrived_s - request.sent_s
-    return Exchange(request.node_id, reply, rtt_s, failure)
+    return Exchange(request.node_id, reply, rtt_s, failure, *_bytes_of(request))
+
+
+def _bytes_of(request: Request) -> tuple[int, int]:
+    """Return what was sent and received."""
+    sent = 0 if math.isnan(request.sent_s) else request.sent_bytes
+    return sent, 0 if request.reply is None else len(request.reply)
 
 
 def pulled_reply(request: Request) -> Message:
@@ -68,7 +92,7 @@ def _read(request: Request) -> tuple[Message | None, str | None]:
     if request.reply is None:
         return None, request.failure
     try:
-        reply = unpack(request.reply)
+        reply = unpack(request.reply, request.model, request.max_reply_bytes)
     except Exception as error:  # protobuf and Flower raise many kinds over what a client may send
         text = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
         return None, f"{UNREADABLE}: {text}"

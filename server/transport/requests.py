@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.client.wire.compression import SentModel
 from flower_scheduling.strategies.flower import TIMEOUT
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ class Request:
         The reply, as it came.
     failure : str or None
         Why there is no reply.
+    model : SentModel or None
+        The message's arrays, where replies may be updates of them.
+    sent_bytes : int
+        Size of the message as it travels [bytes].
+    max_reply_bytes : int
+        Most that the reply's arrays may have [bytes].
     """
 
     message_id: str
@@ -62,6 +69,9 @@ class Request:
     waiting_s: float = math.nan
     reply: wire.Packed | None = None
     failure: str | None = None
+    model: SentModel | None = None
+    sent_bytes: int = 0
+    max_reply_bytes: int = wire.NO_LIMIT
 
     @property
     def settled(self) -> bool:

@@ -22,6 +22,7 @@ import grpc
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks, chunk_reader
 from flower_scheduling.client.wire.chunks import FrameStream
+from flower_scheduling.client.wire.compression import SMALL_BYTES, Compression
 from flower_scheduling.client.wire.frames import Packed, megabytes
 from flower_scheduling.errors import WireError
 from flower_scheduling.strategies.flower import UNDELIVERABLE, RateLimitedLog
@@ -52,6 +53,8 @@ class FleetServicer:
         Whether the server has credentials.
     status : callable
         Returns what the ``Status`` method answers, ready for JSON.
+    compression : Compression
+        What is wanted of clients that can.
 
     Attributes
     ----------
@@ -80,6 +83,7 @@ class FleetServicer:
         refresh_denied: Callable[[], object],
         max_clients: int,
         max_message_bytes: int | None,
+        compression: Compression,
         lost_after_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -87,6 +91,7 @@ class FleetServicer:
         self._run_config = run_config
         self._secure = secure
         self._status = status
+        self._compression = compression
         self._lost_after_s = lost_after_s
         self._clock = clock
 
@@ -121,26 +126,34 @@ class FleetServicer:
         ConfigError
             If one is larger than the server's own bound.
         """
-        self.limit.note_sent(max((len(payload) for _, payload in requests), default=0))
+        sizes = (len(payload) + payload.saved for _, payload in requests)
+        self.limit.note_sent(max(sizes, default=0))
         writes = []
         with self.lock:
             for request, payload in requests:
                 connection = self.admission.connections.get(request.node_id)
                 if connection is None:
                     self.requests.settle(request, failure=UNDELIVERABLE)
-                elif (size := len(payload)) > connection.max_message_bytes:
+                elif (size := len(payload) + payload.saved) > connection.max_message_bytes:
                     why = (
                         f"a message of {megabytes(size)} MB, the client takes "
                         f"{megabytes(connection.max_message_bytes)} MB (its --max-message-mb)"
                     )
                     self.requests.settle(request, failure=f"{UNDELIVERABLE}: {why}")
                 else:
+                    self._log_idle(connection, payload)
                     acks = self.requests.open(request)
-                    limit = self.limit.reply_bytes
+                    limit = request.max_reply_bytes = self.limit.reply_bytes
                     work = wire.Work(request.message_id, acks, limit, payload)
                     writes.append((connection, request, work))
             if self._loop is not None:  # else it was stopped meanwhile
                 self._loop.call_soon_threadsafe(self._write_all, writes)
+
+    def can_compress(self, node_id: int, kind: str) -> bool:
+        """Tell whether a client that is connected can do a kind of compression."""
+        with self.lock:
+            connection = self.admission.connections.get(node_id)
+        return connection is not None and kind in connection.codecs
 
     # -- on the event loop: begin and end -------------------------------------------------------
 
@@ -206,7 +219,10 @@ class FleetServicer:
             run_config=self._run_config,
             acks=acks,
             max_message_bytes=self.limit.reply_bytes,
+            compress=self._compression.up if self._compression.up in connection.codecs else "",
         )
+
+        self._log_plain(connection)
 
         def register() -> bool:  # work may be sent from now on, and waits until the welcome is out
             self._register(connection, hello, set(hello.work).difference(acks))
@@ -230,6 +246,21 @@ class FleetServicer:
                 raise
         finally:
             self._unregister(connection)
+
+    def _log_plain(self, connection: Connection) -> None:
+        """Log that a client cannot do what is wanted."""
+        wanted = filter(None, {self._compression.down, self._compression.up})
+        if lacking := sorted(set(wanted) - connection.codecs):
+            text = f"{connection.name} cannot {' and '.join(lacking)}: its arrays go as they are"
+            self._warnings.log("clients that cannot compress", connection.name, text)
+
+    def _log_idle(self, connection: Connection, payload: Packed) -> None:
+        """Log that compression does nothing for a message; called under the lock."""
+        kind = self._compression.down
+        large = len(payload) > len(payload.outline) + SMALL_BYTES
+        if large and not payload.codes and kind in connection.codecs:
+            text = f"down={kind} saves nothing of this app's messages: they go as they are"
+            self._warnings.log("messages that cannot be compressed", "", text)
 
     def _register(self, connection: Connection, hello: wire.Hello, in_hand: set[str]) -> None:
         """Enter a client that is welcome, with the work that it has in hand."""

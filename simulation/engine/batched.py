@@ -60,6 +60,7 @@ _SUPPORTED: Final[Mapping[str, object]] = {
     "joins": "",
     "wait_s": 0.0,
     "run_dir": "",
+    "compress": "",
 }
 
 # ``ScheduledStrategy.start`` limits a round to this, however large the deadline [s].

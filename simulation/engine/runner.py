@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from flower_scheduling.client.learning.partitions import build_partition
+from flower_scheduling.client.wire.compression import expected_share
 from flower_scheduling.errors import ConfigError, NoStepError
 from flower_scheduling.files import write_whole
 from flower_scheduling.server.app import create_app, prepare_run
@@ -85,7 +86,10 @@ class Simulation:
         self._refuse_infeasible_floors([len(indices) for indices in partition])
         arrays = self._prepared.arrays
         model_bits = 8 * sum(array.numpy().nbytes for array in arrays.values())
-        self._environment = config.environment(model_bits)
+        kinds = config.compression
+        self._environment = config.environment(
+            model_bits, expected_share(kinds.down, arrays), expected_share(kinds.up, arrays)
+        )
 
     def run(self, hooks: Sequence[RoundHook] = (), *, resume: bool = False) -> SimulationResult:
         """Run all rounds, once; an interrupt leaves the run directory complete up to it.
@@ -117,6 +121,7 @@ class Simulation:
             ],
             run_config,
             late=config.late,
+            compression=config.compression,
         )
         records: list[RoundRecord] = []
         results = _Results(self._write_truth)

@@ -31,10 +31,12 @@ from flower_scheduling._flwr import (
     set_message_id,
 )
 from flower_scheduling.client.wire.arrays import fast_record
+from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 from flower_scheduling.strategies.flower import TIMEOUT, UNDELIVERABLE, Exchange, OwnGrid
 
 from ..environments.paper import Environment
+from .compressed_wire import CompressedWire
 
 _RUN_ID = 1
 _FIRST_NODE_ID = 1000  # clear of the SuperLink's own id
@@ -61,6 +63,8 @@ class VirtualGrid(OwnGrid):
     late : {"abandon", "busy"}
         What a client does past the deadline: give up (the paper), or go on and be busy until its
         answer would have come.
+    compression : Compression, optional
+        What is done to messages on their way, as a fleet's streams would do it.
     """
 
     def __init__(
@@ -71,10 +75,12 @@ class VirtualGrid(OwnGrid):
         run_config: UserConfig,
         *,
         late: Literal["abandon", "busy"] = "abandon",
+        compression: Compression | None = None,
     ) -> None:
         self._client_app = client_app
         self._environment = environment
         self._late = late
+        self._wire = CompressedWire(compression) if compression else None
         super().__init__(_RUN_ID)
         self._contexts = {
             _FIRST_NODE_ID + arm: Context(
@@ -113,7 +119,7 @@ class VirtualGrid(OwnGrid):
     def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
         """Exchange messages; virtual time moves on to the last answer or the deadline."""
         start_s = self._now_s
-        self._sent = None
+        self._forget_sent()
         exchanges = [self._one_exchange(message, timeout_s) for message in messages]
         self._sent, self._fast = None, ArrayRecord()  # the model is not held on to
         on_time = all(e.reply is not None or e.failure == UNDELIVERABLE for e in exchanges)
@@ -156,6 +162,7 @@ class VirtualGrid(OwnGrid):
                 for node, context in self._contexts.items()
                 if len(context.state)
             },
+            "compression": {} if self._wire is None else self._wire.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,6 +173,8 @@ class VirtualGrid(OwnGrid):
         for node, data in state["contexts"].items():
             proto = ProtoRecordDict.FromString(data.tobytes())
             self._contexts[int(node)].state = recorddict_from_proto(proto)
+        if self._wire is not None:
+            self._wire.load_state_dict(state.get("compression", {}))
 
     # -- Flower's grid ------------------------------------------------------------------------
 
@@ -183,7 +192,7 @@ class VirtualGrid(OwnGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Let the clients work; their replies can be pulled once virtual time has come so far."""
         message_ids = []
-        self._sent = None
+        self._forget_sent()
         for message in messages:
             exchange = self._one_exchange(message, message.metadata.ttl)
             message_id = message.metadata.message_id
@@ -228,25 +237,40 @@ class VirtualGrid(OwnGrid):
             return Exchange(node_id, None, None, UNDELIVERABLE)
         compute_s, link_s = self._time_of(message, node_id - _FIRST_NODE_ID)
         rtt_s = compute_s + link_s
+        wire = self._wire
+        sent_bytes = None if wire is None else wire.sent_bytes(message)
+        received_bytes = None
         if node_id in self._failed and rtt_s > 0:  # not a query, which costs nothing
-            return Exchange(node_id, None, None, TIMEOUT)
+            return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
         if rtt_s >= timeout_s:
             if self._late == "busy":
                 self._busy_until[node_id] = self._now_s + rtt_s
-            return Exchange(node_id, None, None, TIMEOUT)
-        request = make_message(message.metadata, self._own_content(message.content))
+            return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
+        if wire is None:
+            request = make_message(message.metadata, self._own_content(message.content))
+        else:
+            request = wire.received(message)
+            model = wire.model_at_client(request)
         try:
             reply = self._client_app(request, context)
         except Exception as error:  # as a SuperNode does: the client fails, not the run
             reason = f"{type(error).__name__}: {error}"
-            return Exchange(node_id, _error(message, reason), rtt_s)
+            return Exchange(node_id, _error(message, reason), rtt_s, None, sent_bytes)
+        if wire is not None:
+            reply, received_bytes = wire.returned(node_id, reply, model)
         set_message_id(reply, f"reply-{self._num_messages}")
         if reply.has_content():
             for name, record in list(reply.content.items()):
                 if isinstance(record, ArrayRecord):
                     reply.content[name] = fast_record(record)
             reply.content[TIMING] = ConfigRecord({COMPUTE_S: compute_s, LINK_S: link_s})
-        return Exchange(node_id, reply, rtt_s)
+        return Exchange(node_id, reply, rtt_s, None, sent_bytes, received_bytes)
+
+    def _forget_sent(self) -> None:
+        """Forget the content of messages before: its records may be other ones by now."""
+        self._sent = None
+        if self._wire is not None:
+            self._wire.begin_exchange()
 
     def _own_content(self, content: RecordDict) -> RecordDict:
         """Give a client records of its own: Flower sends all clients the same ones."""

@@ -81,6 +81,8 @@ class RoundRecord:
         without such an evaluation.
     absent : list of int
         Arms that were owed nothing in this round, having left or being on leave.
+    sent_bytes, received_bytes : int or None
+        Size of the round's messages and replies as they travel [bytes]; ``None`` if unknown.
     explanation : Explanation or None
         Why these were selected, over all arms; ``None`` where the strategy was not to explain.
     queue : (num_arms,) float64 or None
@@ -100,6 +102,8 @@ class RoundRecord:
     loss: float | None = None
     client_metrics: Mapping[str, float] | None = None
     absent: list[int] = field(default_factory=list)
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
 

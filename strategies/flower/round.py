@@ -139,6 +139,8 @@ class TrainingRound:
         self.arms: list[int] = []
         self._begin_s = math.nan
         self._round_s = 0.0
+        self._sent_bytes: int | None = None
+        self._received_bytes: int | None = None
         self._sorted = SortedReplies({})
         self._results: list[ArmResult] = []
         self._queue: FloatArray | None = None
@@ -211,6 +213,8 @@ class TrainingRound:
         parts = self._parts
         exchanges = parts.timed.exchange(messages, deadline_s) if messages else []
         self._round_s = parts.timed.now() - self._begin_s
+        self._sent_bytes = _sum(exchange.sent_bytes for exchange in exchanges)
+        self._received_bytes = _sum(exchange.received_bytes for exchange in exchanges)
         self._sorted = found = parts.sorter.training(exchanges, self.specs, self._arrays)
         if not parts.free_form:
             found.refuse_odd()
@@ -310,6 +314,8 @@ class TrainingRound:
             stepped=self.no_step is None,
             no_step=self.no_step,
             absent=self._absent,
+            sent_bytes=self._sent_bytes,
+            received_bytes=self._received_bytes,
             explanation=self._explanation,
             queue=self._queue,
         )
@@ -351,6 +357,12 @@ def _converted(view: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind == "b":
         return np.asarray(np.rint(view) != 0)
     return np.asarray(view, dtype=dtype)
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum of what is known; none if nothing is."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
 
 
 def _log_change(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from flwr.app import Message
@@ -38,12 +38,16 @@ class Exchange:
         Round-trip time [s], push to arrival on the server's monotonic clock.
     failure : str or None
         Why there is no reply: :data:`TIMEOUT`, :data:`UNDELIVERABLE` or a grid's own reason.
+    sent_bytes, received_bytes : int or None
+        Size of message and reply as they travel [bytes]; ``None`` if the grid does not know.
     """
 
     node_id: int
     reply: Message | None
     rtt_s: float | None
     failure: str | None = None
+    sent_bytes: int | None = field(default=None, compare=False)
+    received_bytes: int | None = field(default=None, compare=False)
 
 
 @runtime_checkable

@@ -83,10 +83,11 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         {"strategy": "cs-ucb-q-loss", "min-clients": 10, "wait-s": 7.3},
         {"tau-max-s": 0.5, "min-clients": 9, "wait-s": 30.0, "aggregation": "krum"},
         {"strategy": "random", "availability": "0.1", "wait-s": 30.0, "checkpoint-every": 1},
+        {"compress": "up=int8,down=bfloat16", "payload-bits": "model", "tau-max-s": 20.0},
     ],
     ids=[
         *("cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"),
-        *("waiting", "waiting-krum", "nobody-there"),
+        *("waiting", "waiting-krum", "nobody-there", "error-feedback"),
     ],
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(
