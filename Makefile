@@ -73,6 +73,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_simulation.py
 	$(BIN)/python benchmarks/bench_stream.py
 	$(BIN)/python benchmarks/bench_fleet.py
+	$(BIN)/python benchmarks/bench_compression.py
 	$(BIN)/python benchmarks/bench_superlink.py
 	$(BIN)/python benchmarks/bench_page.py
 	$(BIN)/python benchmarks/bench_memory.py

@@ -19,7 +19,8 @@ from flwr.common.serde import message_to_proto
 from flower_scheduling.client.app_runner import LOGGER, AppRunner, encodable
 from flower_scheduling.client.stream import StreamClient
 from flower_scheduling.client.wire import frames as wire
-from flower_scheduling.client.wire.packing import unpack
+from flower_scheduling.client.wire.compression import WIRE_SHARE, value_encoder
+from flower_scheduling.client.wire.packing import pack, unpack
 from flower_scheduling.errors import ClientConfigError, ConnectionRefused, DataUnavailableError
 
 WELCOME = wire.Welcome(node_id=7, run_id=1, run_config={})
@@ -220,3 +221,45 @@ def test_other_arrays_pass() -> None:
         return Message(RecordDict({"arrays": record}), reply_to=message)
 
     assert answer(AppRunner(echo_app(send), {}, 2**20)).has_content()
+
+
+def compressed(runner: AppRunner, kind: str, model: ArrayRecord, run_id: int = 1) -> wire.Packed:
+    """Return the reply to a rounded model."""
+    metadata = Metadata(run_id, "m-1", 1, 7, "", "", 0.0, 60.0, "train")
+    message = make_message(metadata, RecordDict({"arrays": model}))
+    packed = pack(message, encoder=value_encoder("bfloat16"))
+    welcome = wire.Welcome(node_id=7, run_id=run_id, run_config={}, compress=kind)
+    reply = runner.answer(wire.Work("m-1", payload=packed), welcome)
+    assert reply is not None
+    return reply
+
+
+def test_error_feedback_is_of_a_run_and_emulated_links_know_the_shares() -> None:
+    shares: list[tuple[float, float]] = []
+    model = ArrayRecord({"w": Array(np.linspace(1, 2, 5000, dtype=np.float32))})
+
+    def scale(message: Message, context: Context) -> Message:
+        shares.append(WIRE_SHARE.get())
+        arrays = message.content["arrays"]
+        assert isinstance(arrays, ArrayRecord)
+        new = ArrayRecord({"w": Array(1.01 * arrays["w"].numpy())})
+        return Message(RecordDict({"arrays": new}), reply_to=message)
+
+    runner = AppRunner(echo_app(scale), {}, 2**20)
+    first, second = (bytes(compressed(runner, "int8", model).arrays[0]) for _ in range(2))
+    assert first != second
+    assert bytes(compressed(runner, "int8", model, run_id=2).arrays[0]) == first
+    assert shares[0] == pytest.approx((0.5, 0.25), rel=0.02)
+
+
+def test_compression_without_effect_is_logged_once(log: Path) -> None:
+    def gradients(message: Message, context: Context) -> Message:
+        arrays = ArrayRecord({"w": Array(np.full(5000, 1e-3, dtype=np.float32))})
+        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+    model = ArrayRecord({"w": Array(np.linspace(1, 2, 5000, dtype=np.float32))})
+    runner = AppRunner(echo_app(gradients), {}, 2**20)
+    for _ in range(2):
+        compressed(runner, "int8", model)
+    lines = [line for line in log.read_text().splitlines() if "saves nothing" in line]
+    assert lines == ["up=int8 saves nothing of this app's replies: they go as they are"]

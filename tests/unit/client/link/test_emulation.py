@@ -9,6 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from flower_scheduling.client.link.emulation import EmulatedDevice, emulation_mod
 from flower_scheduling.client.link.model import LinkModel
+from flower_scheduling.client.wire.compression import WIRE_SHARE
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 from flower_scheduling.errors import ConfigError
 
@@ -56,6 +57,15 @@ def test_link_delays_both_ways_and_tells():
     link = LinkModel()
     typical = float(link.transfer_time_s(5000, link.mean_snr(320.0)))
     assert 0.3 * typical < download_s < 100 * typical
+
+
+def test_a_compressed_transfer_takes_its_share_of_the_time():
+    _, (download_s, upload_s) = call(LINKED)
+    token = WIRE_SHARE.set((0.5, 0.25))
+    _, (less_down_s, less_up_s) = call(LINKED)
+    WIRE_SHARE.reset(token)
+    assert less_down_s == pytest.approx(download_s / 2)
+    assert less_up_s == pytest.approx(upload_s / 4)
 
 
 def test_each_round_is_drawn_afresh_and_by_name():

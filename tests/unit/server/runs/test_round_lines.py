@@ -34,6 +34,16 @@ def test_a_record_comes_back_as_it_was() -> None:
     assert parse_round(encoded(line_of(record())), 1, ["a", "b", "c"]) == record()
 
 
+def test_bytes_are_written_where_they_are_known() -> None:
+    sizes = {"sent_bytes": 2000, "received_bytes": 500}
+    line = line_of(record(**sizes))
+    assert sizes.items() <= line.items()
+    assert parse_round(encoded(line), 1, ["a", "b", "c"]) == record(**sizes)
+    assert not sizes.keys() & line_of(record()).keys()
+    with pytest.raises(ValueError, match="'sent_bytes' is missing or wrong"):
+        read_line(encoded({**line, "sent_bytes": -1}), 1)
+
+
 def test_a_column_that_an_earlier_version_did_not_write_has_its_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
