@@ -87,6 +87,7 @@ FRAMES: list[wire.Frame] = [
     wire.Refused(wire.Refusal.DENIED, "it is on the deny list"),
     wire.Work("m-1", ["m-0"], 2**30, wire.Packed(b"outline" * 20, (b"array" * 9, b"", b"x"))),
     wire.Reply("m-1", wire.Packed(b"outline" * 20)),
+    wire.Reply("m-1", wire.Packed(b"outline" * 20, (b"array" * 9, b"x"), b"\x12\0")),
     wire.Ack(["m-1"]),
     wire.Availability(True),
     wire.Progress(2),

@@ -147,6 +147,22 @@ def test_clients_that_cannot_are_sent_plain_arrays(
     ]
 
 
+def test_a_broadcast_is_encoded_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = messages.pack_content
+
+    def count(content: RecordDict, *more: Any) -> wire.Packed:
+        calls.append(content)
+        return real(content, *more)
+
+    monkeypatch.setattr(messages, "pack_content", count)
+    grid = serve("bfloat16", *"abc")
+    content = RecordDict({"arrays": model()})
+    exchanges = grid.exchange([Message(content, node_id_of(n), "train") for n in "abc"], PATIENCE_S)
+    assert all(exchange.reply is not None for exchange in exchanges)
+    assert len(calls) == 1
+
+
 def test_hostile_replies_fail_alone(serve: Serve) -> None:
     grid = serve("up=int8", "good", max_message_bytes=2**20)
     raw = RawClient(f"127.0.0.1:{grid.port}")

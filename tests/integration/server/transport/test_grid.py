@@ -270,7 +270,7 @@ def test_the_same_content_is_packed_once(fleet: Fleet, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         flower_scheduling.server.transport.messages,
         "pack_content",
-        lambda content: calls.append(1) or real(content),
+        lambda *content: calls.append(1) or real(*content),
     )
     for name in "abc":
         fleet.run(name)

@@ -22,6 +22,7 @@ FRAMES: list[wire.Frame] = [
     wire.Refused(wire.Refusal.DENIED, "it is on the deny list"),
     wire.Work("m-1", ["m-0"], 2**30, wire.Packed(b"\x00outline", (b"first", b"", b"third"))),
     wire.Reply("m-1", wire.Packed(b"outline")),
+    wire.Reply("m-1", wire.Packed(b"outline", (b"first", b"", b"third"), b"\x12\x30\0")),
     wire.Reply("m-1"),
     wire.Ack(["m-1"]),
     wire.Availability(True),
@@ -195,3 +196,14 @@ def test_needs_nothing_but_the_standard_library() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "[]\n"
+
+
+def test_ends_that_do_not_compress_are_understood() -> None:
+    frame = read(raw(wire.Kind.HELLO, hello()))
+    assert isinstance(frame, wire.Hello)
+    assert frame.codecs == []
+    frame = read(raw(wire.Kind.HELLO, hello(codecs=["zstd"])))
+    assert isinstance(frame, wire.Hello)
+    assert frame.codecs == ["zstd"]
+    assert isinstance(read(raw(wire.Kind.HELLO, hello(codecs=["x" * 65]))), WireError)
+    assert isinstance(read(raw(wire.Kind.HELLO, hello(codecs="zstd"))), WireError)
