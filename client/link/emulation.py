@@ -20,7 +20,7 @@ from flower_scheduling._flwr import ClientAppCallable
 
 from ..settings import DeviceSettings
 from ..wire.compression import WIRE_SHARE
-from ..wire.protocol import COMPUTE_S, CONFIG, LINK_S, SERVER_ROUND, TIMING
+from ..wire.protocol import CODEC_S, COMPUTE_S, CONFIG, LINK_S, SERVER_ROUND, TIMING
 from .model import LinkModel
 
 __all__ = ["EmulatedDevice", "emulation_mod"]
@@ -137,7 +137,8 @@ def emulation_mod(
     sleep(download_s)
     started = time.perf_counter()
     reply = call_next(message, context)
-    compute_s = time.perf_counter() - started
+    codec_s = _codec_s(reply)
+    compute_s = time.perf_counter() - started - codec_s
     if kind == MessageType.TRAIN:
         run = context.run_config
         num_examples = int(run.get("batch-size", 1)) * int(run.get("local-steps", 1))
@@ -149,8 +150,16 @@ def emulation_mod(
         return reply
     upload_s = device.link_s(upload_fading, _bits(reply), upload_share)
     sleep(upload_s)
-    reply.content[TIMING] = ConfigRecord({COMPUTE_S: compute_s, LINK_S: download_s + upload_s})
+    timing = {COMPUTE_S: compute_s, CODEC_S: codec_s, LINK_S: download_s + upload_s}
+    reply.content[TIMING] = ConfigRecord(timing)
     return reply
+
+
+def _codec_s(reply: Message) -> float:
+    """Return the time that the app took to read and write messages, where it says so [s]."""
+    timing = reply.content.get(TIMING) if reply.has_content() else None
+    codec_s = timing.get(CODEC_S) if isinstance(timing, ConfigRecord) else None
+    return codec_s if isinstance(codec_s, float) else 0.0
 
 
 @functools.lru_cache(maxsize=1024)

@@ -31,6 +31,7 @@ REPORT: Final = "report"  # str, further metrics that the server asks for, space
 
 # Keys of TIMING.
 COMPUTE_S: Final = "compute-s"  # float, time of the local update on the client's clock [s]
+CODEC_S: Final = "codec-s"  # float, time to take the model from a message and put it into one [s]
 LINK_S: Final = "link-s"  # float, emulated link time, download plus upload [s]
 
 # Keys of CLIENT_INFO; NUM_EXAMPLES is another.

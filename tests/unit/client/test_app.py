@@ -90,6 +90,7 @@ def test_train_reply():
     assert metrics[protocol.NUM_EXAMPLES] == 3000
     assert metrics[protocol.TRAIN_LOSS] == pytest.approx(np.log(10))
     assert 0 < reply.content[protocol.TIMING][protocol.COMPUTE_S] < 5
+    assert 0 < reply.content[protocol.TIMING][protocol.CODEC_S] < 5
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
