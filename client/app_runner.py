@@ -119,8 +119,11 @@ class AppRunner:
         process = os.getpid()
         try:
             kind = welcome.compress if welcome.compress in known_kinds() else ""
-            WIRE_SHARE.set((1.0, 1.0) if model is None else _shares(work, message, kind))
-            reply = self._client_app(message, self._context_for(welcome))
+            shares = WIRE_SHARE.set((1.0, 1.0) if model is None else _shares(work, message, kind))
+            try:
+                reply = self._client_app(message, self._context_for(welcome))
+            finally:
+                WIRE_SHARE.reset(shares)
             if os.getpid() != process:
                 raise SystemExit
             encoder = None if model is None else self._updates.encoder(kind, model)
