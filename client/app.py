@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flower_scheduling._flwr import Mod
+from flower_scheduling._flwr import Mod, new_record, new_reply
 from flower_scheduling.allocator import give_back
 from flower_scheduling.errors import ClientConfigError
 
@@ -39,7 +39,7 @@ _LARGE_BYTES: Final = 2**20  # of a model; a smaller one may stay in its request
 class _LocalClient:
     """Settings, data and model of one client, kept between messages."""
 
-    __slots__ = ("images", "labels", "lock", "model", "settings")
+    __slots__ = ("images", "labels", "lock", "model", "pixels", "settings", "targets")
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
@@ -49,6 +49,8 @@ class _LocalClient:
         indices = torch.from_numpy(parts[node.partition_id])
         self.images = data.train_images[indices]
         self.labels = data.train_labels[indices]
+        # As numpy arrays: tensors take as long to become some as a small training step.
+        self.pixels, self.targets = self.images.numpy(), self.labels.numpy()
         self.model, self.lock = _shared_model(run.model)
 
 
@@ -99,7 +101,7 @@ def _train(message: Message, context: Context) -> Message:
     if isinstance(asked := message.content.get(protocol.REQUEST), ConfigRecord):
         config.update(asked)
     request = TrainRequest.from_config(config)
-    metrics = MetricRecord({protocol.NUM_EXAMPLES: len(client.labels)})
+    metrics: dict[str, float] = {protocol.NUM_EXAMPLES: len(client.targets)}
 
     with client.lock:
         if protocol.LOCAL_ACCURACY in request.report.split():
@@ -113,8 +115,8 @@ def _train(message: Message, context: Context) -> Message:
         started_s = time.perf_counter()
         metrics[protocol.TRAIN_LOSS] = train(
             model,
-            client.images,
-            client.labels,
+            client.pixels,
+            client.targets,
             batch_size=run.batch_size,
             learning_rate=run.learning_rate,
             local_steps=run.local_steps,
@@ -127,11 +129,13 @@ def _train(message: Message, context: Context) -> Message:
         updated = model.arrays()
         codec_s = time.perf_counter() - trained_s + started_s - begin_s
 
-    timing = ConfigRecord({protocol.COMPUTE_S: trained_s - started_s, protocol.CODEC_S: codec_s})
-    content = RecordDict(
-        {protocol.ARRAYS: updated, protocol.METRICS: metrics, protocol.TIMING: timing}
-    )
-    return Message(content, reply_to=message)
+    timing = {protocol.COMPUTE_S: trained_s - started_s, protocol.CODEC_S: codec_s}
+    content = {
+        protocol.ARRAYS: updated,
+        protocol.METRICS: new_record(MetricRecord, metrics),
+        protocol.TIMING: new_record(ConfigRecord, timing),
+    }
+    return new_reply(message, new_record(RecordDict, content))
 
 
 def _evaluate(message: Message, context: Context) -> Message:
@@ -143,7 +147,7 @@ def _evaluate(message: Message, context: Context) -> Message:
         loss, accuracy = evaluate(client.model, client.images, client.labels)
     metrics = MetricRecord(
         {
-            protocol.NUM_EXAMPLES: len(client.labels),
+            protocol.NUM_EXAMPLES: len(client.targets),
             protocol.EVAL_LOSS: loss,
             protocol.EVAL_ACCURACY: accuracy,
         }
@@ -157,7 +161,7 @@ def _query(message: Message, context: Context) -> Message:
     info = ConfigRecord(
         {
             protocol.NAME: client.settings.node.name,
-            protocol.NUM_EXAMPLES: len(client.labels),
+            protocol.NUM_EXAMPLES: len(client.targets),
             protocol.LABEL_COUNTS: torch.bincount(client.labels, minlength=NUM_CLASSES).tolist(),
         }
     )

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 PAPER_PAYLOAD_BITS: Final = 5000.0  # size of a transfer in the paper [bit]
+
+_Request = TypeVar("_Request", bound="TrainRequest")
 
 # Node configurations may hold a number where a text is meant: a client may be called 17.
 Text = Annotated[str, BeforeValidator(str)]
@@ -177,6 +179,23 @@ class TrainRequest(Section):
     server_round: int = Field(ge=0)
     proximal_mu: float = Field(0.0, ge=0)
     report: Text = ""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object]) -> Self:
+        """Read the own keys of a request; equal requests may give the same object."""
+        try:
+            request: Self = _read_request(cls, *map(config.get, _REQUEST_KEYS))
+        except TypeError:  # of lists, which are refused as what they are
+            return super().from_config(config)
+        return request
+
+
+_REQUEST_KEYS: Final = tuple(map(kebab, TrainRequest.model_fields))
+
+
+@functools.lru_cache(maxsize=64, typed=True)  # all clients of a round have the same
+def _read_request(cls: type[_Request], *values: object) -> _Request:
+    return super(TrainRequest, cls).from_config(dict(zip(_REQUEST_KEYS, values, strict=True)))
 
 
 class DeviceSettings(Section):

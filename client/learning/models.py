@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
 
+from flower_scheduling._flwr import new_record
 from flower_scheduling.errors import ClientConfigError, ConfigError, nearest
 
 from ..wire.arrays import decode_array, encode_array
@@ -151,10 +152,8 @@ class Model:
 
     def arrays(self) -> ArrayRecord:
         """Return a copy of the weights for a message, by ``state_dict`` key."""
-        record = ArrayRecord()
-        for key, view in self.views.items():
-            record[key] = encode_array(view)
-        return record
+        arrays = {key: encode_array(view) for key, view in self.views.items()}
+        return new_record(ArrayRecord, arrays)
 
 
 def create_model(name: str, seed: int = 0) -> Model:

@@ -8,6 +8,7 @@ for logistic regression.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -30,7 +31,10 @@ def minibatch_rng(seed: int, client: int, server_round: int) -> np.random.Genera
 
     It depends on nothing else, so that a simulation in any order draws what the device draws.
     """
-    return np.random.default_rng([seed, client, server_round])
+    key: Sequence[int] | NDArray[np.uint32] = [seed, client, server_round]
+    if max(key) < 2**32:  # the same stream, without numpy's way from each number to its words
+        key = np.array(key, dtype=np.uint32)
+    return np.random.default_rng(key)
 
 
 def draw_minibatches(
@@ -52,13 +56,15 @@ def draw_minibatches(
     (local_steps, batch_size) int64, in [0, num_examples)
         Indices into the local data.
     """
-    return rng.integers(num_examples, size=(local_steps, batch_size))
+    return rng.integers(num_examples, size=local_steps * batch_size).reshape(
+        local_steps, batch_size
+    )
 
 
 def train(
     model: Model,
-    images: torch.Tensor,
-    labels: torch.Tensor,
+    images: NDArray[np.uint8] | torch.Tensor,
+    labels: NDArray[np.int64] | torch.Tensor,
     *,
     batch_size: int,
     learning_rate: float,
@@ -75,9 +81,9 @@ def train(
     ----------
     model : Model
         Changed in place; its weights on entry are the global model.
-    images : (num_examples, 28, 28) uint8 tensor
-        Local images.
-    labels : (num_examples,) int64 tensor, in [0, 9]
+    images : (num_examples, 28, 28) uint8 array or tensor
+        Local images; a tensor takes as long to become an array as a small step.
+    labels : (num_examples,) int64 array or tensor, in [0, 9]
         Their labels.
     batch_size : int, >= 1
         Minibatch size, varrho in the paper.
@@ -102,6 +108,7 @@ def train(
     """
     batches = draw_minibatches(rng, len(labels), local_steps=local_steps, batch_size=batch_size)
     step = _train_logistic if isinstance(model.module, LogisticRegression) else _train_module
+    images, labels = np.asarray(images), np.asarray(labels)
     loss = step(model, images, labels, batches, learning_rate, proximal_mu)
     if not math.isfinite(loss):
         raise TrainingDivergedError(
@@ -208,8 +215,8 @@ def train_logistic(
 
 def _train_logistic(
     model: Model,
-    images: torch.Tensor,
-    labels: torch.Tensor,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
     batches: NDArray[np.int64],
     learning_rate: float,
     proximal_mu: float,
@@ -218,8 +225,8 @@ def _train_logistic(
     (loss,) = train_logistic(
         model.views["weight"][np.newaxis],
         model.views["bias"][np.newaxis],
-        images.numpy().reshape(len(images), NUM_PIXELS),
-        labels.numpy(),
+        images.reshape(len(images), NUM_PIXELS),
+        labels,
         batches[:, np.newaxis],
         learning_rate,
         proximal_mu,
@@ -229,8 +236,8 @@ def _train_logistic(
 
 def _train_module(
     model: Model,
-    images: torch.Tensor,
-    labels: torch.Tensor,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
     batches: NDArray[np.int64],
     learning_rate: float,
     proximal_mu: float,
@@ -239,9 +246,9 @@ def _train_module(
     parameters = list(model.module.parameters())
     start = [parameter.detach().clone() for parameter in parameters] if proximal_mu else []
     loss_sum = 0.0
-    for batch in torch.from_numpy(batches):
-        logits = model.module(scale_pixels(images[batch]))
-        loss = functional.cross_entropy(logits, labels[batch])
+    for batch in batches:
+        logits = model.module(scale_pixels(torch.as_tensor(images[batch])))
+        loss = functional.cross_entropy(logits, torch.as_tensor(labels[batch]))
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             if proximal_mu:

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from flower_scheduling._flwr import array_as, new_array
+from flower_scheduling._flwr import array_as
 
 __all__ = ["AnyArray", "FastArray", "decode_array", "encode_array", "fast_record", "npy_header"]
 
@@ -28,7 +28,10 @@ _MAGIC: Final = b"\x93NUMPY\x01\x00"  # of .npy 1.0, which numpy writes for plai
 
 
 class FastArray(Array):
-    """Flower's ``Array``, decoded without parsing its header again."""
+    """Flower's ``Array``, decoded once; made of numpy values, it has bytes when they are read.
+
+    Where both ends of a message are in one process, nobody reads them.
+    """
 
     @classmethod
     def of(cls, array: Array) -> FastArray:
@@ -36,6 +39,42 @@ class FastArray(Array):
         if isinstance(array, FastArray):
             return array
         return array_as(cls, array)
+
+    @classmethod
+    def of_numpy(cls, values: AnyArray) -> FastArray:
+        """Return an array of these values, in C order, that must not change from now on."""
+        array = cls.__new__(cls)
+        values.setflags(write=False)
+        dtype = _header(values.dtype, values.shape)[1]
+        array.__dict__.update(dtype=dtype, shape=values.shape, stype=_STYPE, _view=values)
+        return array
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of an ``.npy`` file."""
+        data: bytes | None = self.__dict__.get("data")
+        if data is None:
+            view = self.__dict__["_view"]
+            header, _ = _header(view.dtype, view.shape)
+            if view.nbytes < _LARGE_BYTES:
+                data = header + view.tobytes()
+            else:  # one copy instead of two
+                data = b"".join((header, view.reshape(-1).view(np.uint8).data))
+            self.__dict__["data"] = data
+            # From now on a view of the bytes: nothing is held twice.
+            view = np.frombuffer(data, view.dtype, offset=len(header)).reshape(view.shape)
+            self.__dict__["_view"] = view
+        return data
+
+    @data.setter
+    def data(self, data: bytes) -> None:
+        self.__dict__["data"] = data
+        self.__dict__.pop("_view", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles are made of: the bytes, which cannot change."""
+        self.data  # noqa: B018
+        return {name: value for name, value in self.__dict__.items() if name != "_view"}
 
     def deflate(self) -> bytes:
         """Return the bytes of a plain ``Array``.
@@ -75,15 +114,7 @@ def encode_array(values: AnyArray) -> FastArray:
     Array
         In C order, whatever the order of ``values``.
     """
-    header, dtype = _header(values.dtype, values.shape)
-    if values.nbytes < _LARGE_BYTES:
-        data = header + values.tobytes()
-    else:  # one copy instead of two
-        file = io.BytesIO(header)
-        file.seek(len(header))
-        file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        data = file.getvalue()
-    return new_array(FastArray, dtype=dtype, shape=values.shape, stype=_STYPE, data=data)
+    return FastArray.of_numpy(np.array(values, order="C"))
 
 
 def decode_array(array: Array) -> AnyArray:
@@ -101,13 +132,16 @@ def decode_array(array: Array) -> AnyArray:
     Returns
     -------
     (...) array
-        A read-only view of the message's bytes.
+        A read-only view of the message's bytes, or of what its sender in this process holds.
 
     Raises
     ------
     ValueError
         If the bytes are not those of exactly one plain array.
     """
+    held: AnyArray | None = array.__dict__.get("_view")
+    if held is not None and array.stype == _STYPE:
+        return held
     data = array.data
     if array.stype != _STYPE or data[:8] != _MAGIC:
         raise ValueError("not an array in npy format 1.0")
@@ -116,7 +150,10 @@ def decode_array(array: Array) -> AnyArray:
     size = math.prod(shape) * dtype.itemsize
     if len(data) - start != size:
         raise ValueError(f"the header promises {size} bytes, there are {len(data) - start}")
-    return np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
+    view = np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
+    if isinstance(array, FastArray):
+        array.__dict__["_view"] = view
+    return view
 
 
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -127,6 +164,8 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 @functools.lru_cache(maxsize=1024)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, str]:
     """Return the start of the file, and the dtype's name."""
+    if dtype.hasobject:
+        raise ValueError("arrays of Python objects are refused")
     stream = io.BytesIO()
     description = np.lib.format.dtype_to_descr(dtype)
     fields = {"descr": description, "fortran_order": False, "shape": shape}

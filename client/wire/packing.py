@@ -18,7 +18,6 @@ from flower_scheduling._flwr import (
     config_record_from_proto,
     config_record_to_proto,
     error_from_proto,
-    fill,
     make_message,
     message_to_proto,
     metadata_from_proto,
@@ -26,6 +25,7 @@ from flower_scheduling._flwr import (
     metric_record_from_proto,
     metric_record_to_proto,
     new_array,
+    new_record,
 )
 
 from .arrays import FastArray
@@ -126,8 +126,7 @@ def unpack(packed: Packed, model: SentModel | None = None, max_bytes: int = NO_L
                 records[item.key] = config_record_from_proto(item.config_record)
             else:
                 raise ValueError(f"record {item.key!r} is of no known kind")
-        content = RecordDict()
-        fill(content, records)
+        content = new_record(RecordDict, records)
     arrays.require_none_left()
     error = error_from_proto(proto.error) if proto.HasField("error") else None
     return make_message(metadata_from_proto(proto.metadata), content, error)
@@ -144,9 +143,7 @@ def _array_record(name: str, proto: ProtoArrayRecord, arrays: _Arrays) -> ArrayR
             stype=value.stype,
             data=arrays.next_data(name, item.key, value),
         )
-    record = ArrayRecord()
-    fill(record, found)
-    return record
+    return new_record(ArrayRecord, found)
 
 
 class _Arrays:

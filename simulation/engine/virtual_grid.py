@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 
 from flower_scheduling._flwr import (
     ErrorCode,
+    FastRecordDict,
     NodeInfo,
     ProtoRecordDict,
-    make_message,
+    new_message,
+    new_record,
     recorddict_from_proto,
     recorddict_to_proto,
     set_message_id,
@@ -247,7 +249,7 @@ class VirtualGrid(OwnGrid):
                 self._busy_until[node_id] = self._now_s + rtt_s
             return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
         if wire is None:
-            request = make_message(message.metadata, self._own_content(message.content))
+            request = new_message(message.metadata, self._own_content(message.content))
         else:
             request = wire.received(message)
             model = wire.model_at_client(request)
@@ -260,10 +262,12 @@ class VirtualGrid(OwnGrid):
             reply, received_bytes = wire.returned(node_id, reply, model)
         set_message_id(reply, f"reply-{self._num_messages}")
         if reply.has_content():
-            for name, record in list(reply.content.items()):
-                if isinstance(record, ArrayRecord):
-                    reply.content[name] = fast_record(record)
-            reply.content[TIMING] = ConfigRecord({COMPUTE_S: compute_s, LINK_S: link_s})
+            content = {
+                name: fast_record(record) if isinstance(record, ArrayRecord) else record
+                for name, record in reply.content.items()
+            }
+            content[TIMING] = new_record(ConfigRecord, {COMPUTE_S: compute_s, LINK_S: link_s})
+            reply.content = new_record(FastRecordDict, content)
         return Exchange(node_id, reply, rtt_s, None, sent_bytes, received_bytes)
 
     def _forget_sent(self) -> None:
@@ -274,7 +278,7 @@ class VirtualGrid(OwnGrid):
 
     def _own_content(self, content: RecordDict) -> RecordDict:
         """Give a client records of its own: Flower sends all clients the same ones."""
-        own = RecordDict()
+        own: dict[str, Any] = {}
         for name, record in content.items():
             if isinstance(record, ArrayRecord):
                 if record is not self._sent:
@@ -282,7 +286,7 @@ class VirtualGrid(OwnGrid):
                 own[name] = self._fast.copy()
             else:
                 own[name] = record.copy()
-        return own
+        return new_record(RecordDict, own)
 
     def _time_of(self, message: Message, arm: int) -> tuple[float, float]:
         """Return virtual compute and link seconds of one message."""

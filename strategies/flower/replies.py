@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -309,6 +310,7 @@ class ReplyChecker:
         return unlike
 
 
+@functools.lru_cache(maxsize=64)
 def _can_become(dtype: np.dtype[Any], want: np.dtype[Any]) -> bool:
     """Tell whether values may be averaged into an array of another dtype.
 
@@ -345,10 +347,7 @@ def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any], base: Arra
     What the model itself has at the same place may come back: masks are often of -inf or of the
     dtype's lowest number.
     """
-    limit = LARGEST_VALUE
-    if dtype.kind in "fciu":
-        info = np.finfo(dtype) if dtype.kind in "fc" else np.iinfo(dtype)
-        limit = min(limit, float(info.max))
+    limit = _limit(dtype)
     largest = largest_magnitude(view)
     if largest <= limit:
         return
@@ -372,6 +371,15 @@ def _square(view: NDArray[Any], start: NDArray[Any] | None, dtype: np.dtype[Any]
         update = np.subtract(part, origin[0] if origin else 0.0, dtype=dtype)
         square += float(np.vdot(update, update).real)
     return square
+
+
+@functools.lru_cache(maxsize=64)
+def _limit(dtype: np.dtype[Any]) -> float:
+    """Return the largest value that an array of the model may have."""
+    if dtype.kind not in "fciu":
+        return LARGEST_VALUE
+    info = np.finfo(dtype) if dtype.kind in "fc" else np.iinfo(dtype)
+    return min(LARGEST_VALUE, float(info.max))
 
 
 def _is_finite(value: float) -> bool:

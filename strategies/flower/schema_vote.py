@@ -22,6 +22,7 @@ class SchemaVote:
         self._votes: dict[int, str] = {}  # arm -> digest: signatures may be as long as clients like
         self._counts: Counter[str] = Counter()  # of votes for each digest
         self._state: dict[str, str] | None = None
+        self._digests: dict[Signature, str] = {}  # of the last round alone
 
     def agree(self, signatures: Mapping[int, Signature]) -> set[int]:
         """Return the arms whose reply may be used together.
@@ -37,7 +38,11 @@ class SchemaVote:
             The arms with the names that most clients use, among those of this round. Of names
             with equally many, those of the arm that comes first.
         """
-        now = {arm: _digest(signature) for arm, signature in signatures.items()}
+        digests: dict[Signature, str] = {}
+        for signature in set(signatures.values()):
+            digests[signature] = self._digests.get(signature) or _digest(signature)
+        self._digests = digests
+        now = {arm: digests[signature] for arm, signature in signatures.items()}
         for arm, names in now.items():
             self._vote(arm, names)
         votes = self._counts

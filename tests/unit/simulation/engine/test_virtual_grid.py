@@ -85,6 +85,19 @@ def test_every_client_has_its_own_records() -> None:
     assert len({id(m.content) for m in seen}) == 3
 
 
+def test_strategy_that_empties_replies_takes_nothing_from_a_client() -> None:
+    def answer(message: Message, context: Context) -> Message:
+        context.state["arrays"] = message.content["arrays"]
+        return Message(RecordDict(dict(message.content)), reply_to=message)
+
+    grid = make_grid(echo_app(answer))
+    for exchange in grid.exchange(to(grid), timeout_s=60.0):
+        assert exchange.reply is not None
+        for record in exchange.reply.content.array_records.values():
+            record.popitem()
+    assert [len(context.state["arrays"]) for context in grid._contexts.values()] == [1, 1, 1]
+
+
 def test_deadline_costs_its_length_and_failed_clients_time_out() -> None:
     grid = make_grid(slow_from_round=1, slow_factor=[1.0, 1.0, 1e5])
     fast, second, late = grid.exchange(to(grid), timeout_s=5.0)
