@@ -21,6 +21,7 @@
      ├── TrackerError (RuntimeError)           a tracker cannot be used
      ├── ServerAppError (ChildProcessError)    the ServerApp of a fleet failed
      │    └── NoStepError                      no round has changed the model
+     ├── WorkerError (ChildProcessError)       a process that computes was killed
      └── SuperLinkError (ChildProcessError)    Flower's runtime or the app on it failed
 """
 
@@ -209,6 +210,18 @@ class NoStepError(ServerAppError):
 
     def __reduce__(self) -> tuple[type[NoStepError], tuple[object, ...]]:
         return type(self), (self.why, self.failures)
+
+
+class WorkerError(SchedulingError, ChildProcessError):
+    """A process that computes was killed."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a process that computes was killed, perhaps for lack of memory: "
+            "fewer --processes need less"
+        )
 
 
 class SuperLinkError(SchedulingError, ChildProcessError):

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,41 @@ from flower_scheduling.server.runs.directory import default_run_dir, ensure_empt
 from flower_scheduling.server.runs.resume import resumed_settings
 from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import idle_settings
+from flower_scheduling.startup import without_collection
 
-from .benchmark.cli import benchmark
-from .paper.cli import paper, paper_page
-from .program import program_name
+from .program import processes_option, program_name
 from .progress import RunProgress
-from .replay import replay_command
-from .report.cli import report_command
 from .settings import SCENARIOS, SimulationConfig
-from .watch import watch
 
 # What ``compare`` runs by default, per scenario: the paper's lists.
 _COMPARED = {
     "ideal": "cs-ucb,random,round-robin,local-accuracy",
     "non-ideal": "cs-ucb-q,modified-cs-ucb,random,round-robin,local-accuracy",
 }
+# Imported when they are called: a run needs none of them.
+_COMMANDS = {
+    "benchmark": ("benchmark.cli", "benchmark"),
+    "league": ("benchmark.cli", "benchmark"),
+    "paper": ("paper.cli", "paper"),
+    "paper-page": ("paper.cli", "paper_page"),
+    "replay": ("replay", "replay_command"),
+    "report": ("report.cli", "report_command"),
+    "watch": ("watch", "watch"),
+}
+
+
+class _Commands(click.Group):
+    """The commands of this module, and those of others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_COMMANDS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, name = _COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f".{module}", __package__), name)
+        return command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +78,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the summary 
 
 
 @click.group(
+    cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -124,8 +146,9 @@ def _page(run_dir: Path, address: str | None) -> Iterator[None]:
 @click.option("--strategies", help="Policies to compare, separated by commas.")
 @_options
 @_json
-def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
-    """Run several policies on the same channel, compute and availability draws."""
+@processes_option
+def compare(strategies: str | None, as_json: bool, processes: int, **flags: Any) -> None:
+    """Run several policies on the same channel, compute and availability draws, side by side."""
     if flags["strategy"] is not None:
         raise click.UsageError("compare takes --strategies A,B,... instead of --strategy")
     config = _resolve(flags)
@@ -138,16 +161,7 @@ def compare(strategies: str | None, as_json: bool, **flags: Any) -> None:
     base = Path(config.run_dir or default_run_dir("compare"))
     configs = [config.changed(strategy=name, run_dir=str(base / file_name(name))) for name in names]
     _warn_of_idle(flags, names)
-    _run(configs, base, as_json)
-
-
-cli.add_command(benchmark)
-cli.add_command(benchmark, "benchmark")
-cli.add_command(paper)
-cli.add_command(paper_page)
-cli.add_command(replay_command)
-cli.add_command(report_command)
-cli.add_command(watch)
+    _run(configs, base, as_json, processes=processes)
 
 
 def _warn_of_idle(flags: dict[str, Any], policies: list[str]) -> None:
@@ -164,27 +178,42 @@ def _resolve(flags: dict[str, Any]) -> SimulationConfig:
 
 
 def _run(
-    configs: list[SimulationConfig], folder: Path, as_json: bool, *, resume: bool = False
+    configs: list[SimulationConfig],
+    folder: Path,
+    as_json: bool,
+    *,
+    resume: bool = False,
+    processes: int = 1,
 ) -> None:
-    """Run simulations one after the other, draw figures into the folder and print the results."""
+    """Run simulations, draw figures into the folder and print the results."""
     if not resume:
         ensure_empty(folder)
-    from .engine.runner import Simulation
-
     errors = Console(stderr=True)
     log_warnings_to(errors)
-    with errors.status("loading MNIST and the clients"):
+    with errors.status("loading MNIST and the clients"), without_collection():
+        from .engine.runner import Simulation
+
+        # All of them first: what is wrong is refused before anything is written.
         simulations = [Simulation(config) for config in configs]
     results = []
-    for simulation in simulations:
-        progress = RunProgress(errors, simulation.config.strategy, simulation.config.rounds)
-        with stoppable(between_rounds=True) as stop, progress:
-            results.append(simulation.run([progress.update, stop], resume=resume))
+    with RunProgress(errors, {each.strategy: each.rounds for each in configs}) as progress:
+        if min(processes, len(configs)) > 1:
+            from .engine.side_by_side import simulate_side_by_side
 
-    from .run_figures import draw_figures
+            results = simulate_side_by_side(configs, processes, progress)
+        else:
+            for simulation in simulations:
+                with stoppable(between_rounds=True) as stop:
+                    hooks = [progress.hook(simulation.config.strategy), stop]
+                    results.append(simulation.run(hooks, resume=resume))
+
     from .tables import print_tables
 
-    figures = draw_figures(results, folder / "figures")
+    figures: list[Path] = []
+    if any(len(result.records) > 1 for result in results):  # a curve needs two rounds
+        from .run_figures import draw_figures
+
+        figures = draw_figures(results, folder / "figures")
     if as_json:
         summaries = [{"run_dir": r.config.run_dir, **r.summary} for r in results]
         single = configs[0].run_dir == str(folder)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -17,14 +15,6 @@ from flower_scheduling.server.runtimes.signals import stoppable
 from .jobs import Arrays, Job, run_jobs
 
 _LINE_EVERY_S: Final = 60.0
-
-processes_option = click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    default=os.cpu_count() or 1,
-    show_default="all cores",
-    help="Processes; results do not depend on it.",
-)
 
 
 def fetch_data() -> None:

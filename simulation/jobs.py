@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from flower_scheduling.errors import WorkerError
 from flower_scheduling.files import replace_file
 
 # Packages, folders and files that results follow from, beside a job's own description. Whole
@@ -165,6 +167,11 @@ def run_jobs(
     -------
     dict of str to Arrays
         By name, in the order given.
+
+    Raises
+    ------
+    WorkerError
+        If a process was killed.
     """
     jobs = list(jobs)
     folder.mkdir(parents=True, exist_ok=True)
@@ -194,10 +201,12 @@ def run_jobs(
                 results[job.name] = done.result()
                 on_done(job, True)
             pool.shutdown()
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in active_children():
                 process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise WorkerError from None
             raise
     return {name: found for name, found in results.items() if found is not None}
 
@@ -205,6 +214,11 @@ def run_jobs(
 def _init_worker() -> None:
     """Let the parent process handle Ctrl-C, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """Let this worker process end when its parent does."""
     parent = parent_process()
     assert parent is not None
 

@@ -1,9 +1,12 @@
-"""Name of the simulation's program, for help texts, errors and printed commands."""
+"""The simulation's program: its name in help texts and errors, and a flag of its commands."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+
+import click
 
 _SCRIPT = "flower-simulation"
 _INSTALLED = "flower_scheduling.simulation"
@@ -15,3 +18,13 @@ def program_name() -> str:
         return _SCRIPT
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return f"python -m {_INSTALLED if spec and spec.parent == _INSTALLED else 'simulation'}"
+
+
+processes_option = click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=os.cpu_count() or 1,
+    show_default="all cores",
+    help="Processes; results do not depend on it.",
+)
+"""Flag of the commands that work in several processes."""

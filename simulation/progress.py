@@ -1,31 +1,63 @@
-"""Progress bar of a simulation, on a terminal alone."""
+"""Progress bars of simulations, on a terminal alone."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from flwr.app import ArrayRecord
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import RoundHook, RoundRecord
+
+_SHOW_EVERY_S: Final = 0.1
+
+
+class RoundReporter:
+    """A round hook that reports some ten times a second how far a run is.
+
+    Parameters
+    ----------
+    report : callable
+        Takes the last round, and a text with virtual time, accuracy and the slowest client.
+    """
+
+    def __init__(self, report: Callable[[int, str], None]) -> None:
+        self._report = report
+        self._accuracy = ""
+        self._next_s = 0.0
+
+    def __call__(self, record: RoundRecord, arrays: ArrayRecord) -> None:
+        """Take note of a round."""
+        if record.accuracy is not None:
+            self._accuracy = f"  accuracy {record.accuracy:.3f}"
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _SHOW_EVERY_S
+        slowest = ""
+        if record.results:
+            times = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
+            slowest = f"  slowest {record.names[times.index(max(times))]}"
+        self._report(record.round, f"{record.time_s:.0f} s{self._accuracy}{slowest}")
 
 
 class RunProgress:
-    """Progress bar with virtual time, accuracy and the slowest client; `update` is a round hook.
+    """A progress bar for each of some runs.
 
     Parameters
     ----------
     console : Console
-        Where the bar is; nothing is shown unless it is a terminal.
-    label : str
-        Name of what runs.
-    num_rounds : int
-        Rounds at most.
+        Where the bars are; nothing is shown unless it is a terminal.
+    runs : mapping of str to int
+        Name of each run, and its rounds at most.
     """
 
-    def __init__(self, console: Console, label: str, num_rounds: int) -> None:
+    def __init__(self, console: Console, runs: Mapping[str, int]) -> None:
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -36,11 +68,14 @@ class RunProgress:
             disable=not console.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task(label, total=num_rounds, status="")
-        self._accuracy = ""
+        self._tasks = {
+            name: self._progress.add_task(name, start=False, total=rounds, status="")
+            for name, rounds in runs.items()
+        }
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if not self._progress.disable:
+            self._progress.start()
         return self
 
     def __exit__(
@@ -49,17 +84,15 @@ class RunProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if not self._progress.disable:  # it would print an empty line
+            self._progress.stop()
 
-    def update(self, record: RoundRecord, arrays: ArrayRecord) -> None:
-        """Move on by one round."""
-        if self._progress.disable:
-            return
-        if record.accuracy is not None:
-            self._accuracy = f"  accuracy {record.accuracy:.3f}"
-        slowest = ""
-        if record.selected:
-            times = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
-            slowest = f"  slowest {record.names[times.index(max(times))]}"
-        status = f"{record.time_s:.0f} s{self._accuracy}{slowest}"
-        self._progress.update(self._task, completed=record.round, status=status)
+    def hook(self, name: str) -> RoundHook:
+        """Return a round hook that shows how far a run of this process is."""
+        return RoundReporter(partial(self.show, name))
+
+    def show(self, name: str, completed: int, status: str) -> None:
+        """Show how far a run is; its time begins with the first round."""
+        if not self._progress.disable:
+            self._progress.start_task(self._tasks[name])
+            self._progress.update(self._tasks[name], completed=completed, status=status)

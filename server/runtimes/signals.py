@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from flwr.app import ArrayRecord
-
 from flower_scheduling.signals import signals_of
-from flower_scheduling.strategies.flower import RoundHook, RoundRecord
 
 _SAME_STOP_S: Final = 1.0  # signals within this time count as one
 
 
 @contextmanager
-def stoppable(*, between_rounds: bool = False) -> Iterator[RoundHook]:
+def stoppable(*, between_rounds: bool = False) -> Iterator[Callable[..., None]]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt, and let a later one kill.
 
     A signal that is ignored stays so: a shell's background jobs ignore SIGINT, nohup's SIGHUP.
@@ -32,8 +29,9 @@ def stoppable(*, between_rounds: bool = False) -> Iterator[RoundHook]:
 
     Yields
     ------
-    RoundHook
-        To be called after each round, last of all hooks, for `between_rounds`.
+    callable
+        To be called after each round, last of all hooks, for `between_rounds`: raises
+        KeyboardInterrupt if there was a signal.
     """
     asked_s: float | None = None
     process = os.getpid()
@@ -52,7 +50,7 @@ def stoppable(*, between_rounds: bool = False) -> Iterator[RoundHook]:
                 signal.signal(each, signal.SIG_DFL)
             signal.raise_signal(signum)
 
-    def check(record: RoundRecord, arrays: ArrayRecord) -> None:
+    def check(*round_hook_takes: object) -> None:
         if asked_s is not None:
             raise KeyboardInterrupt
 

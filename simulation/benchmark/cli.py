@@ -12,7 +12,8 @@ from rich.console import Console
 
 from flower_scheduling.server.settings.run import ServerConfig
 
-from ..job_progress import fetch_data, processes_option, run_shown
+from ..job_progress import fetch_data, run_shown
+from ..program import processes_option
 from . import results as report
 from . import training_track
 from .scenario import Scenario, suite

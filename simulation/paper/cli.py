@@ -15,8 +15,8 @@ from rich.table import Table
 
 from flower_scheduling.errors import did_you_mean
 
-from ..job_progress import fetch_data, processes_option, run_shown
-from ..program import program_name
+from ..job_progress import fetch_data, run_shown
+from ..program import processes_option, program_name
 from .claims import Claim, judge
 from .figures import FIGURES, Results, jobs_of, write_figure
 from .html_report import load_results, page, results_of, shown, write_report

@@ -36,9 +36,11 @@ def test_policy_table_is_the_registry() -> None:
 def test_flags_exist(program: str, cli: click.Group) -> None:
     commands = re.findall(rf"{program} ([^\n#`]*)", README)
     used = {flag for command in commands for flag in re.findall(r"--[a-z-]+", command)}
+    context = click.Context(cli)
+    own = [cli.get_command(context, name) for name in cli.list_commands(context)]
     known = {
         option
-        for command in (cli, *cli.commands.values())
+        for command in (cli, *filter(None, own))
         for parameter in command.params
         for option in parameter.opts
     }

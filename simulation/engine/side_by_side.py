@@ -1,0 +1,148 @@
+"""Simulations side by side: each in a process of its own, watched and stopped by this one."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
+from typing import Final, TypeAlias
+
+from flwr.app import ArrayRecord
+
+from flower_scheduling.errors import WorkerError
+from flower_scheduling.server.runtimes.signals import stoppable
+from flower_scheduling.signals import signals_of
+from flower_scheduling.strategies.flower import LOGGER, RoundRecord
+
+from ..jobs import end_with_parent
+from ..progress import RoundReporter, RunProgress
+from ..settings import SimulationConfig
+from .runner import Simulation, SimulationResult
+
+_LOOK_S: Final = 0.1
+_Report: TypeAlias = tuple[str, int, str] | logging.LogRecord
+"""How far a run is (policy, round, status), or a line of its log."""
+
+_reports: SimpleQueue[_Report]  # of a worker process, as is the next
+_stop: Event
+
+
+def simulate_side_by_side(
+    configs: Sequence[SimulationConfig], num_processes: int, progress: RunProgress
+) -> list[SimulationResult]:
+    """Run simulations in several processes; results do not depend on how many.
+
+    The first signal ends all of them after the round that is under way, and so does a fault in one
+    of them: their run directories are complete then.
+
+    Parameters
+    ----------
+    configs : sequence of SimulationConfig
+        What to run, of different policies.
+    num_processes : int, >= 1
+        How many at once.
+    progress : RunProgress
+        Where it is shown how far each of them is.
+
+    Returns
+    -------
+    list of SimulationResult
+        In the order of the settings.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After a signal.
+    WorkerError
+        If a process was killed.
+    Exception
+        The first that a simulation has raised.
+    """
+    context = get_context("spawn")  # not fork: torch and gRPC have threads
+    reports: SimpleQueue[_Report] = context.SimpleQueue()
+    stop = context.Event()
+    failure: BaseException | None = None
+    with (
+        stoppable(between_rounds=True) as raise_if_asked,
+        ProcessPoolExecutor(
+            min(num_processes, len(configs)), context, _begin, (reports, stop)
+        ) as pool,
+    ):
+        futures = [pool.submit(_simulate, config) for config in configs]
+        running = set(futures)
+        while running:
+            done, running = wait(running, _LOOK_S)
+            _pass_on(reports, progress)
+            try:
+                for future in done:
+                    future.result()
+                raise_if_asked()
+            except BaseException as error:
+                failure = failure or error
+            if failure is not None:
+                stop.set()
+                running = {future for future in running if not future.cancel()}
+        _pass_on(reports, progress)
+    if isinstance(failure, BrokenProcessPool):
+        raise WorkerError from None
+    if failure is not None:
+        raise failure
+    return [result for future in futures if (result := future.result()) is not None]
+
+
+def _pass_on(reports: SimpleQueue[_Report], progress: RunProgress) -> None:
+    """Show and log what the processes have reported."""
+    while not reports.empty():
+        report = reports.get()
+        if isinstance(report, logging.LogRecord):
+            LOGGER.handle(report)
+        else:
+            progress.show(*report)
+
+
+# --- in a worker process --------------------------------------------------------------------------
+
+
+class _Forward(logging.Handler):
+    """Sends lines of the log to the parent process."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        place, text = (record.pathname, record.lineno), record.getMessage()
+        _reports.put(logging.LogRecord(record.name, record.levelno, *place, text, None, None))
+
+
+def _begin(reports: SimpleQueue[_Report], stop: Event) -> None:
+    """Leave signals to the parent process, and end with it."""
+    global _reports, _stop
+    _reports, _stop = reports, stop
+    for each in signals_of("SIGINT", "SIGTERM", "SIGHUP"):
+        signal.signal(each, signal.SIG_IGN)
+    end_with_parent()
+    # Warnings alone: run directories have every line.
+    LOGGER.handlers, LOGGER.propagate = [_Forward(logging.WARNING)], False
+    LOGGER.setLevel(logging.INFO)
+
+
+def _simulate(config: SimulationConfig) -> SimulationResult | None:
+    """Run one simulation; ``None`` if it was stopped."""
+    if _stop.is_set():
+        return None
+    report = RoundReporter(lambda *status: _reports.put((config.strategy, *status)))
+    try:
+        result = Simulation(config).run([report, _stop_if_asked])
+    except KeyboardInterrupt:
+        return None
+    # What only the run directory's files need does not travel.
+    slim = [replace(record, explanation=None, queue=None) for record in result.records]
+    return replace(result, records=slim)
+
+
+def _stop_if_asked(record: RoundRecord, arrays: ArrayRecord) -> None:
+    if _stop.is_set():
+        raise KeyboardInterrupt
