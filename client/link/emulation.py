@@ -150,8 +150,9 @@ def emulation_mod(
         return reply
     upload_s = device.link_s(upload_fading, _bits(reply), upload_share)
     sleep(upload_s)
-    timing = {COMPUTE_S: compute_s, CODEC_S: codec_s, LINK_S: download_s + upload_s}
-    reply.content[TIMING] = ConfigRecord(timing)
+    reply.content[TIMING] = ConfigRecord(
+        {COMPUTE_S: compute_s, CODEC_S: codec_s, LINK_S: download_s + upload_s}
+    )
     return reply
 
 

@@ -23,9 +23,10 @@ from .connection_log import ConnectionLog
 DEFAULT_MAX_CLIENTS: Final = 10_000
 """Names that are admitted by default, at most."""
 
-# A whole fleet may connect at once, and wait its turn for longer than a single client would. If
-# those were closed that are next, they would come again, and a slow machine never got to an end.
-_HELLO_TIMEOUT_S: Final = 30.0
+# A whole fleet may connect at once, and each client wait its turn. If those were closed that are
+# next, they would come again, and a slow machine never got to an end.
+_HELLO_TIMEOUT_S: Final = 10.0
+_TURN_S: Final = 0.01  # further time, for each that waits already
 _MAX_PENDING: Final = DEFAULT_MAX_CLIENTS  # handshakes
 _DENIED: Final = "it is on the server's deny list"
 
@@ -263,7 +264,7 @@ class PendingHandshakes:
         self._waiting.setdefault(host, {})[reading] = None
         self._count += 1
         try:
-            done, _ = await asyncio.wait((reading,), timeout=_HELLO_TIMEOUT_S)
+            done, _ = await asyncio.wait((reading,), timeout=_HELLO_TIMEOUT_S + _TURN_S * len(self))
         finally:
             reading.cancel()
             self._forget(host, reading)
