@@ -25,6 +25,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
 TRACKERS = {"tensorboard", "mlflow", "wandb"}
 """Modules of libraries that the user asks for by name."""
+WITH_ZSTD = {"client/wire/compression.py"}
+"""Imported where arrays are compressed so."""
 WITH_PAGE = {
     "server/page/web.py",
     "server/monitoring/http_server.py",
@@ -64,6 +66,7 @@ def test_what_a_client_and_a_server_import_is_declared(room: str) -> None:
     for file in sorted((ROOT / room).rglob("*.py")):
         name = str(file.relative_to(ROOT))
         extra = {"page"} if name in WITH_PAGE else set()
+        extra |= {"zstd"} if name in WITH_ZSTD else set()
         extra |= {"learning"} if name.startswith(LEARNS) else set()
         allowed = core.union(*(distributions(OPTIONAL[name]) for name in extra))
         for top, _ in imports(file):
@@ -115,6 +118,12 @@ def test_extras_are_named_alike_everywhere() -> None:
             "--page 127.0.0.1:0 --runtime superlink",
             "starlette",
             "--page needs {}[page], starlette is",
+        ),
+        (
+            server_main,
+            "--compress zstd",
+            "zstandard",
+            "compress = 'zstd' needs {}[zstd], zstandard is",
         ),
         (simulation_main, "", "matplotlib", "the simulation needs {}[simulation], matplotlib is"),
         (simulation_main, "paper", "scipy", "the simulation needs {}[simulation], scipy is"),
