@@ -40,6 +40,7 @@ __all__ = [
     "UpdateEncoder",
     "expected_share",
     "known_kinds",
+    "plain_bytes",
     "restore",
     "value_encoder",
 ]
@@ -505,6 +506,12 @@ def _view(array: Array) -> AnyArray | None:
     if not plain or values.shape != tuple(array.shape) or not values.flags.c_contiguous:
         return None
     return values
+
+
+def plain_bytes(array: Array) -> int:
+    """Return the size of an array of plain numbers as it is, without making its bytes."""
+    values = decode_array(array)
+    return len(npy_header(values.dtype, values.shape)) + values.nbytes
 
 
 def _flat(array: Array) -> AnyArray | None:

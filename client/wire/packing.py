@@ -29,7 +29,7 @@ from flower_scheduling._flwr import (
 )
 
 from .arrays import FastArray
-from .compression import Encoder, SentModel, restore
+from .compression import Encoder, SentModel, plain_bytes, restore
 from .frames import NO_LIMIT, Buffer, Packed
 
 __all__ = ["pack", "pack_content", "unpack"]
@@ -78,7 +78,7 @@ def pack_content(content: RecordDict, encoder: Encoder | None = None) -> Packed:
                 arrays.append(data)
                 codes.append(code)
                 if code:
-                    saved += len(array.data) - len(data)
+                    saved += plain_bytes(array) - len(data)
         elif isinstance(record, MetricRecord):
             item.metric_record.CopyFrom(metric_record_to_proto(record))
         else:
