@@ -148,21 +148,21 @@ def test_a_kill_amid_the_writing_costs_no_more_than_the_rounds_since(
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc")
     whole, path, killed = tmp_path / "whole", tmp_path / "run", tmp_path / "killed"
-    start(whole)
+    start(whole, num_rounds=30)
     writing, go = threading.Event(), threading.Event()
     fsync, begun = os.fsync, 0
 
     def slow(descriptor: int) -> None:
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-        if name.startswith(".0000000") and name[8] >= "3":
+        if name.startswith(".000000") and int(name[1:9]) >= 3:
             writing.set()
             assert go.wait(60.0)
         fsync(descriptor)
 
     def act(number: int, run: Run) -> None:
         nonlocal begun
-        if number == 2:
-            until(lambda: run.saved_round == 2)
+        if number == 1:
+            until(lambda: run.saved_round == 1)
         elif number > 2 and not begun:
             begun = number * writing.wait(0.1)
         elif begun and number == begun + 1:
@@ -170,11 +170,11 @@ def test_a_kill_amid_the_writing_costs_no_more_than_the_rounds_since(
             go.set()
 
     monkeypatch.setattr(os, "fsync", slow)
-    start(path, act)
+    start(path, act, num_rounds=30)
     assert len(written_rounds(killed)) == begun + 1
     assert list((killed / "checkpoint").glob(".*.tmp"))
-    assert saved(killed) == 2
-    start(killed, resume=True)
+    assert saved(killed) in (1, 2), "the last one before that which is being written"
+    start(killed, num_rounds=30, resume=True)
     assert results(killed) == results(path) == results(whole)
     assert not list((killed / "checkpoint").glob(".*.tmp"))
 
