@@ -67,6 +67,9 @@ JOIN_S = 60
 
 def serve_clients(side: str, port: str, num_clients: str) -> None:
     """Run this many clients of one side until their server goes away."""
+    from flower_scheduling.allocator import keep_heaps
+
+    keep_heaps()
     run = {"ours": our_clients, "bare": bare_clients}[side]
     asyncio.run(run(f"127.0.0.1:{port}", range(int(num_clients))))
 
@@ -317,6 +320,9 @@ def memory_mb(what: str, pid: int | str = "self") -> float:
 def main() -> None:
     from flwr.supercore.task_identity import TaskIdentity
 
+    from flower_scheduling.allocator import keep_heaps
+
+    keep_heaps()  # as flower-server and flower-client do, here for both sides
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
     print(

@@ -223,12 +223,15 @@ def cli(
 
     from flwr.clientapp import ClientApp
 
+    from flower_scheduling.allocator import keep_heaps
+
     from .app_runner import Worker
     from .main_thread import ClientProcess
     from .stream import StreamClient
     from .wire.frames import NO_LIMIT
 
     environment = dict(os.environ)
+    keep_heaps()
     worker = Worker(name, own_thread=False)
     try:
         client = StreamClient(

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, Protocol
 
+from flower_scheduling.allocator import new_bytes
 from flower_scheduling.errors import WireError
 
 from .frames import (
@@ -51,6 +52,7 @@ __all__ = [
 CHUNK_TIMEOUT_S = 60.0  # for the next chunk of a frame to come, or for the other end to take one
 SMALL_BYTES: Final = 32 * 2**10  # of the largest frame of one chunk
 
+_HUGE_BYTES: Final = 8 * 2**20  # of what is worth large pages
 _FEW: Final = 1000  # arrays, before other streams have their turn
 _MORE: Final = b"\x00"  # first byte of a chunk: more of the frame
 _MORE_ASKED: Final = b"\xff"  # the same, and its sender wants to know when it has come
@@ -329,14 +331,28 @@ class _Body:
         """Return the next bytes."""
         if size <= len(self._chunk):
             return bytes(self._cut(size))
-        # It grows as bytes come, without copies, and gives away what it holds: an array of a
-        # gigabyte is there once, and a promise of one takes nothing.
+        if size >= _HUGE_BYTES:
+            return await self._take_huge(size)
+        # It grows as bytes come, and gives away what it holds without a copy.
         whole = io.BytesIO()
         while size:
             if not self._chunk:
                 await self._next()
             size -= whole.write(self._cut(size))
         return whole.getvalue()
+
+    async def _take_huge(self, size: int) -> bytes:
+        try:
+            whole, view = new_bytes(size)
+        except MemoryError:
+            raise WireError(f"{self.kind.name} frame: no memory for {size} bytes") from None
+        while view:
+            if not self._chunk:
+                await self._next()
+            part = self._cut(len(view))
+            view[: len(part)] = part
+            view = view[len(part) :]
+        return whole
 
     async def skip(self, size: int) -> None:
         """Drop the next bytes."""

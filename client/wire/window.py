@@ -43,12 +43,14 @@ class Window:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.size = _FIRST_BYTES
-        self._marks: deque[tuple[int, float]] = deque()  # bytes up to a mark, when it was sent
+        # Of each chunk that waits for an acknowledgement: bytes up to it, when it was sent, and
+        # whether its frame is large enough to use more than the size.
+        self._marks: deque[tuple[int, float, bool]] = deque()
         self._unmarked = 0  # bytes sent since the last mark
         self._marked = 0  # bytes sent before it, and not acknowledged
         self._least_s = math.inf  # shortest delay of an acknowledgement
         self._adapted_s = -math.inf  # when the size was changed last
-        self._passed = 0  # bytes of the frame that were sent since then
+        self._passed = 0  # bytes of the frame that were sent
         self._changed = asyncio.Event()
 
     @property
@@ -71,9 +73,9 @@ class Window:
         """Tell whether to ask for an acknowledgement with this chunk."""
         if not last and self._unmarked < self.size // _CHUNKS:
             return False
+        self._marks.append((self._unmarked, self._clock(), self._passed >= self.size // 2))
         if last:
             self._passed = 0
-        self._marks.append((self._unmarked, self._clock()))
         self._marked += self._unmarked
         self._unmarked = 0
         return True
@@ -88,14 +90,14 @@ class Window:
         now_s = self._clock()
         taken = min(count, len(self._marks))
         for _ in range(taken):
-            size, sent_s = self._marks.popleft()
+            size, sent_s, could_use_more = self._marks.popleft()
             self._marked -= size
-            self._adapt(sent_s, now_s)
+            self._adapt(sent_s, now_s, could_use_more)
         if taken:
             self._changed.set()
         return taken > 0
 
-    def _adapt(self, sent_s: float, now_s: float) -> None:
+    def _adapt(self, sent_s: float, now_s: float, could_use_more: bool) -> None:
         delay_s = now_s - sent_s
         self._least_s = min(self._least_s, delay_s)
         if sent_s < self._adapted_s:
@@ -103,10 +105,10 @@ class Window:
         size = self.size
         if delay_s > _LONG_S + self._least_s:
             size = max(size // 2, MIN_CHUNK_BYTES)
-        elif self._passed >= size and delay_s < self._short_s:  # a frame that could use more
+        elif could_use_more and delay_s < self._short_s:
             size = min(2 * size, _MOST_BYTES)
         if size != self.size:
-            self.size, self._adapted_s, self._passed = size, now_s, 0
+            self.size, self._adapted_s = size, now_s
 
     @property
     def _short_s(self) -> float:

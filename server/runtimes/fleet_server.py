@@ -14,6 +14,7 @@ from flwr.app import Context, RecordDict, UserConfig
 from flwr.serverapp import ServerApp
 
 from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
+from flower_scheduling.allocator import keep_heaps
 from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.errors import ConfigError, SchedulingError, ServerAppError, nearest
@@ -99,6 +100,7 @@ def run_fleet(
                 config.app,
             )
 
+    keep_heaps()
     grid = StreamGrid(
         config.address,
         run_config=run_config,
