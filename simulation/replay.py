@@ -59,6 +59,7 @@ def replay_command(
         found = replay(record, names, num_seeds=seeds, option=option)
     if as_json:
         shown = {
+            "recorded_policy": record.policy,
             "recorded_s": record.time_s,
             "replayed": [
                 {
