@@ -1,4 +1,4 @@
-"""The C library's memory: what was freed goes back to the system when it is asked to."""
+"""The memory of large messages: how the C library keeps it, gives it back and takes it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _TRIM_THRESHOLD: Final = -1  # glibc's names of these settings, as mallopt(3) ha
 _MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 64 * 2**20  # of freed memory, at the end of each heap
 _LARGE_BYTES: Final = 8 * 2**20  # of what never is in a heap
+_HUGE_PAGES: Final = 14  # MADV_HUGEPAGE, as madvise(2) has it
+_PAGE_BYTES: Final = 4096
 
 
 def _find(name: str) -> Callable[..., object]:
@@ -18,10 +20,6 @@ def _find(name: str) -> Callable[..., object]:
     if sys.platform != "linux":
         return lambda *arguments: None
     return getattr(ctypes.CDLL(None), name, lambda *arguments: None)
-
-
-_HUGE_PAGES: Final = 14  # MADV_HUGEPAGE, as madvise(2) has it
-_PAGE_BYTES: Final = 4096
 
 
 _malloc_trim: Final = _find("malloc_trim")
@@ -43,8 +41,9 @@ def keep_heaps() -> None:
 def give_back() -> None:
     """Give freed memory back, a matter of milliseconds; where that cannot be asked for, do nothing.
 
-    glibc keeps the holes of arrays of up to 32 MB, which the next ones need not fit: a model of a
-    few such arrays would take a model more. Worth it between steps that each need a model's room.
+    Unless :func:`keep_heaps` was called, glibc keeps the holes of arrays of up to 32 MB, which the
+    next ones need not fit: a model of a few such arrays would take a model more. Worth it between
+    steps that each need a model's room.
     """
     _malloc_trim(0)
 
@@ -56,7 +55,13 @@ def new_bytes(size: int) -> tuple[bytes, memoryview]:
     ones, if the system has them: taking a gigabyte in small ones takes longer than filling it. No
     page is taken before it is filled.
 
-    Until the view was filled and dropped, nothing may read the bytes or their hash.
+    Until the view was filled and dropped, nothing may read the bytes or their hash; the view does
+    not keep them alive.
+
+    Parameters
+    ----------
+    size : int
+        Their number.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 
-from flower_scheduling.client.wire.arrays import decode_array, encode_array
+from flower_scheduling.client.wire.arrays import FastArray, decode_array
 
 from .pieces import AnyArray, pieces
 from .replies import of_kind
@@ -54,7 +54,7 @@ def weighted_mean(records: Sequence[dict[str, AnyArray]], factors: Sequence[floa
         del arrays
         # Flower keeps numpy's order of axes; ours on the wire is C.
         in_order = total.flags.c_contiguous
-        mean[key] = encode_array(total) if in_order else Array(total)
+        mean[key] = FastArray.of_numpy(total) if in_order else Array(total)
     return mean
 
 

@@ -107,6 +107,14 @@ def test_arrays_of_any_size_come_back(sizes: list[int], outline_bytes: int) -> N
     assert len(parts) == 2 or all(type(array) is bytes for array in again.payload.arrays)
 
 
+def test_huge_arrays_come_back() -> None:
+    arrays = tuple(bytes(range(i, 250)) * size for i, size in enumerate((40_000, 1, 50_000)))
+    frame = wire.Work("m-1", payload=wire.Packed(b"outline", arrays))
+    assert max(map(len, arrays)) > chunks._HUGE_BYTES
+    (again,) = read_all(*chunked(frame), limit=2**26)
+    assert again == frame
+
+
 def test_chunks_that_ask_are_reported_also_where_they_are_not_wanted() -> None:
     asked = sum(part[:1] == b"\xff" for part in chunked(LARGE))
     assert asked > 1
