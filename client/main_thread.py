@@ -82,6 +82,7 @@ class ClientProcess:
         self._error: BaseException | None = None
         self._returned = threading.Event()
         self._handlers: dict[int, Any] = {}  # of our signals, as they were before
+        self._fork = threading.local()  # mask of the signals of a thread that forks
         self._exit = os._exit
         self._usual = _Surroundings()
         self._memory = MemoryWatch()
@@ -158,7 +159,9 @@ class ClientProcess:
                 self._handlers[signum] = signal.default_int_handler if at_start else before
         self._insist()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+            os.register_at_fork(
+                before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget
+            )
 
     def _insist(self) -> None:
         """Have the signals sent to the loop; a handler of the app's may be called beside that."""
@@ -194,6 +197,14 @@ class ClientProcess:
             if signal.getsignal(signum) == self._pass_on:
                 signal.signal(signum, before)
 
+    def _hold(self) -> None:
+        """Before a fork: hold signals back, which a child that has yet to run would pass on."""
+        self._fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
+
+    def _let_go(self) -> None:
+        """Let the signals through that were held back."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._fork.mask)
+
     def _forget(self) -> None:
         """In a child of the app's: leave signals as they were before the client took them.
 
@@ -201,6 +212,7 @@ class ClientProcess:
         """
         if os._exit == self._leave:  # the client runs
             self._restore_handlers()
+        self._let_go()
 
     def _leave(self, code: int) -> NoReturn:
         """Say why, and goodbye, before the app ends the process: no round need wait for it."""

@@ -67,6 +67,11 @@ def children():
     if (pid := os.fork()) == 0:
         sys.exit(3)  # not as a second client
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    for _ in range(30):
+        if (pid := os.fork()) == 0:
+            time.sleep(600)
+        os.kill(pid, signal.SIGTERM)  # perhaps before it has run at all
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
     child = multiprocessing.get_context("fork").Process(target=nap, args=(600,))
     child.start()
     time.sleep(0.1)
