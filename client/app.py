@@ -120,7 +120,7 @@ def _train(message: Message, context: Context) -> Message:
             batch_size=run.batch_size,
             learning_rate=run.learning_rate,
             local_steps=run.local_steps,
-            rng=minibatch_rng(run.seed, node.partition_id, request.server_round),
+            rng=minibatch_rng(run.seed, node.partition_id, request.server_round, request.repeat),
             proximal_mu=request.proximal_mu,
         )
         trained_s = time.perf_counter()

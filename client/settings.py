@@ -172,6 +172,8 @@ class TrainRequest(Section):
         Weight of FedProx's term.
     report : str
         Names of optional metrics, with blanks between.
+    repeat : int, >= 0
+        How often the client was asked before in this step.
     """
 
     where: ClassVar[str] = "request "
@@ -179,6 +181,7 @@ class TrainRequest(Section):
     server_round: int = Field(ge=0)
     proximal_mu: float = Field(0.0, ge=0)
     report: Text = ""
+    repeat: int = Field(0, ge=0)
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:

@@ -23,6 +23,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import (
     config_record_from_proto,
     config_record_to_proto,
+    message_from_proto,
     message_to_proto,
     metric_record_from_proto,
     metric_record_to_proto,
@@ -57,6 +58,7 @@ __all__ = [
     "error_from_proto",
     "flatten_dict",
     "make_message",
+    "message_from_proto",
     "message_to_proto",
     "metadata_from_proto",
     "metadata_to_proto",

@@ -70,6 +70,11 @@ def build_strategy(
         max_update_norm=config.max_update_norm or None,
         explain=config.explain and bool(config.run_dir),
         log_every_s=log_every_s,
+        mode=config.mode,
+        buffer_size=config.buffer_size or None,
+        max_staleness=config.max_staleness,
+        staleness_discount=config.staleness_discount,
+        even_weights=config.even_weights,
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,
         **config.policy_params(),
     )

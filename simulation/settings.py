@@ -155,11 +155,11 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
             self.require("payload_bits", bits > 0, f"above 0, or '{MODEL_PAYLOAD}'")
         joins_at_round = np.ones(self.num_clients, dtype=np.int64)
         for client, join_round in self._events("joins", 2):
-            joins_at_round[int(client) - 1] = int(join_round)
+            joins_at_round[int(client) - 1] = self._draw_of(join_round)
         slow_from_round = np.ones(self.num_clients, dtype=np.int64)
         slow_factor = np.ones(self.num_clients)
         for client, slow_round, factor in self._events("slowdowns", 3):
-            slow_from_round[int(client) - 1] = int(slow_round)
+            slow_from_round[int(client) - 1] = self._draw_of(slow_round)
             slow_factor[int(client) - 1] = factor
         distances = None
         if self.distances_m:
@@ -179,6 +179,11 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
             slow_factor=slow_factor,
             distance_m=distances,
         )
+
+    def _draw_of(self, server_round: float) -> int:
+        """Return the environment's draw with which a round begins: of channels each has its own."""
+        per_round = (self.buffer_size or self.num_selected) if self.mode == "buffered" else 1
+        return (int(server_round) - 1) * per_round + 1
 
     def _numbers(self, name: str, count: int | None = None) -> list[float]:
         text = str(getattr(self, name))

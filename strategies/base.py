@@ -182,6 +182,13 @@ class SchedulingPolicy(ABC):
     a round in which no arm was selected. Short supply is ordinary: with fewer than
     ``num_selected`` arms available all of them are taken, with none the super arm is empty.
 
+    Where clients are not waited for (:class:`.ScheduledStrategy`, buffered mode), N channels are
+    refilled one by one: :meth:`ask` selects one arm for a free channel, of those that are idle, or
+    none, and :meth:`tell` learns of each piece of work when it ends, in the order of ends. A round
+    is then the end of one piece of work, and ``RoundContext.member`` are the arms that are idle or
+    at work. Any policy built with ``num_selected=1`` can do that. One that wants to know how many
+    channels there are has a parameter ``channels``, and is built with it and with N.
+
     Parameters
     ----------
     num_arms : int, >= 0

@@ -34,7 +34,7 @@ from .policies.oracle import Oracle
 from .policies.round_robin import RoundRobin
 from .policies.uniform import Uniform
 
-_COMMON: Final = ("num_arms", "num_selected", "tau_max_s", "rng", "batch_shape")
+_COMMON: Final = ("num_arms", "num_selected", "tau_max_s", "rng", "batch_shape", "channels")
 _ENTRY_POINTS: Final = "flower_scheduling.policies"
 """Group in which installed packages offer policies: a SchedulingPolicy class, or a PolicySpec."""
 
@@ -121,7 +121,10 @@ class PolicySpec:
     def _signature(self) -> dict[str, inspect.Parameter]:
         found = dict(inspect.signature(self.build).parameters)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
-            found = {**inspect.signature(SchedulingPolicy).parameters, **found}
+            bases = inspect.getmro(self.build) if isinstance(self.build, type) else [SchedulingPolicy]
+            for base in bases:  # what one class passes on, another takes
+                if base is not object and "__init__" in vars(base):
+                    found = {**inspect.signature(base).parameters, **found}
         return {
             name: parameter
             for name, parameter in found.items()
@@ -347,6 +350,21 @@ def parse_options(name: str, text: str) -> dict[str, int | float | bool | str]:
             raise ConfigError("strategy-option", pair, f"{key} must be {what}")
         found[key] = plain
     return found
+
+
+def channel_params(spec: PolicySpec, num_channels: int) -> dict[str, Any]:
+    """Return the parameters with which a policy is built that selects for one free channel.
+
+    Parameters
+    ----------
+    spec : PolicySpec
+        The policy.
+    num_channels : int
+        Number of channels, N.
+    """
+    if "channels" in spec.parameters():
+        return {"num_selected": num_channels, "channels": True}
+    return {"num_selected": 1}
 
 
 def build_policy(name: str, **params: Any) -> SchedulingPolicy:

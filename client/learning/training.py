@@ -26,12 +26,17 @@ __all__ = ["draw_minibatches", "evaluate", "minibatch_rng", "train", "train_logi
 _EVALUATION_BATCH: Final = 500  # images: bounds memory on small devices, and costs no time
 
 
-def minibatch_rng(seed: int, client: int, server_round: int) -> np.random.Generator:
+def minibatch_rng(
+    seed: int, client: int, server_round: int, repeat: int = 0
+) -> np.random.Generator:
     """Return the random stream of a client's minibatches in a round.
 
     It depends on nothing else, so that a simulation in any order draws what the device draws.
+    ``repeat`` tells apart several local updates of a client in one step.
     """
     key: Sequence[int] | NDArray[np.uint32] = [seed, client, server_round]
+    if repeat:
+        key = [*key, repeat]
     if max(key) < 2**32:  # the same stream, without numpy's way from each number to its words
         key = np.array(key, dtype=np.uint32)
     return np.random.default_rng(key)

@@ -28,6 +28,7 @@ PROXIMAL_MU: Final = "proximal-mu"  # float, weight of the proximal term, set by
 
 # Keys of REQUEST.
 REPORT: Final = "report"  # str, further metrics that the server asks for, space separated
+REPEAT: Final = "repeat"  # int, how often the client was asked before in this step; absent: never
 
 # Keys of TIMING.
 COMPUTE_S: Final = "compute-s"  # float, time of the local update on the client's clock [s]

@@ -84,6 +84,7 @@ class _WindowRound(NamedTuple):
     slowest_s: float  # the slowest answer
     num_timeouts: int
     num_silent: int  # of these, by clients that have never answered
+    turns: int
 
 
 class Alarms:
@@ -138,7 +139,9 @@ class Alarms:
         ]
         silent = [arm for arm in late if not self._totals.arms[arm].completed]
         slowest_s = max(answers_s, default=0.0)
-        self._enter(_WindowRound(record.selected, member, slowest_s, len(late), len(silent)))
+        self._enter(
+            _WindowRound(record.selected, member, slowest_s, len(late), len(silent), record.turns)
+        )
         self._follow_members(member)
         self._judge_deadline()
         if record.accuracy is not None:
@@ -270,8 +273,8 @@ class Alarms:
         self._num_selected += sign * len(entry.selected)
         self._num_timeouts += sign * entry.num_timeouts
         self._num_silent += sign * entry.num_silent
-        self._selected[entry.selected] += sign
-        self._member[: entry.member.size] += sign * entry.member
+        np.add.at(self._selected, entry.selected, sign)
+        self._member[: entry.member.size] += sign * entry.turns * entry.member
 
 
 class AlarmLog(RoundCallback):

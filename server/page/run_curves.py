@@ -79,7 +79,8 @@ class RunCurves:
             self._heat_width *= 2
             pairs = self._heat_counts.reshape(-1, _HEAT_COLUMNS // 2, 2).sum(axis=-1)
             self._heat_counts = np.concatenate([pairs, np.zeros_like(pairs)], axis=1)
-        self._heat_counts[record.selected, (record.round - 1) // self._heat_width] += 1
+        column = (record.round - 1) // self._heat_width
+        np.add.at(self._heat_counts[:, column], record.selected, 1)
 
     def _grow_heat(self, num_arms: int) -> None:
         if (missing := num_arms - self._heat_counts.shape[0]) > 0:

@@ -291,7 +291,7 @@ class RunView:
 
         names, arms = self._names(num_arms), self._arms
         selected, completed, reports = map(column, ("selected", "completed", "num_reports"))
-        member = np.array([self._totals.member_rounds(arm) for arm in counts])
+        member = np.array([self._totals.member_turns(arm) for arm in counts])
         with np.errstate(divide="ignore", invalid="ignore"):
             mean_s = column("rtt_s") / completed
             deviation_s = np.sqrt(np.maximum(column("rtt_square") / completed - mean_s**2, 0.0))

@@ -39,7 +39,7 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
     if record.num_arms <= MAX_LISTED_ARMS:
         line |= {"available": record.available, "absent": record.absent}
     line["selected"] = record.selected
-    for name in _COLUMNS:
+    for name in (*_COLUMNS, *(_BUFFERED_COLUMNS if record.buffered else ())):
         line[name] = [getattr(result, name) for result in record.results]
     line |= {
         "stepped": record.stepped,
@@ -49,6 +49,8 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
     }
     if record.client_metrics:
         line["client_metrics"] = dict(record.client_metrics)
+    if record.buffered:
+        line["buffered"] = True
     sizes = {name: getattr(record, name) for name in _SIZES}
     return line | {name: size for name, size in sizes.items() if size is not None}
 
@@ -91,7 +93,7 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
     if line["round"] != number:
         raise ValueError(f"it is of round {line['round']}")
     count = len(line["selected"])
-    if any(len(line[key]) != count for key in _COLUMNS if key in line):
+    if any(len(line[key]) != count for key in _ALL_COLUMNS if key in line):
         raise ValueError("its lists are not equally long")
     if any(ok and rtt is None for ok, rtt in zip(line["completed"], line["rtt_s"], strict=True)):
         raise ValueError("a client completed without a round-trip time")
@@ -133,7 +135,7 @@ def record_of(line: Mapping[str, Any], names: Sequence[str]) -> RoundRecord:
     if max(selected, default=-1) >= len(names):
         raise ValueError("it has an arm without a name")
     # A column that the line's version did not have keeps its default.
-    columns = [f.name for f in fields(ArmResult) if f.name in _COLUMNS and f.name in line]
+    columns = [f.name for f in fields(ArmResult) if f.name in _ALL_COLUMNS and f.name in line]
     results = [
         ArmResult(arm, names[arm], **{name: line[name][place] for name in columns})
         for place, arm in enumerate(selected)
@@ -213,6 +215,11 @@ _COLUMNS: Final[Mapping[str, Callable[[object], bool]]] = {
     "compute_s": _or_none(_seconds),
     "link_s": _or_none(_seconds),
 }
+_BUFFERED_COLUMNS: Final[Mapping[str, Callable[[object], bool]]] = {
+    "staleness": _or_none(_count),
+    "begin_s": _or_none(_seconds),
+}
+_ALL_COLUMNS: Final = {**_COLUMNS, **_BUFFERED_COLUMNS}
 _SIZES: Final = ("sent_bytes", "received_bytes")
 _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "round": _count,
@@ -223,7 +230,8 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "available": _list_of(_count),
     "absent": _list_of(_count),
     "selected": _list_of(_count),
-    **{name: _list_of(is_good) for name, is_good in _COLUMNS.items()},
+    **{name: _list_of(is_good) for name, is_good in _ALL_COLUMNS.items()},
+    "buffered": _flag,
     "stepped": _flag,
     "no_step": _or_none(_text),
     "accuracy": _or_none(_metric),
@@ -233,4 +241,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     **dict.fromkeys(_SIZES, _count),
 }
 # Not listed above some number of arms, of few rounds, or not written by earlier versions
-_OPTIONAL: Final = ("available", "absent", "no_step", "client_metrics", "scores", *_SIZES)
+_OPTIONAL: Final = (
+    *("available", "absent", "no_step", "client_metrics", "scores", "buffered"),
+    *(*_BUFFERED_COLUMNS, *_SIZES),
+)

@@ -35,8 +35,10 @@ class ArmTotals:
         The arm.
     first_round : int
         The first round in which the arm was known; 0: not yet.
+    first_turn : int
+        Turns of the run before that round.
     selected : int
-        Rounds in which it was selected.
+        Turns in which it was selected.
     completed, last_completed : int
         Rounds that it completed, with a measured time, and the last of them; 0: none.
     rtt_s, rtt_square : float
@@ -53,6 +55,7 @@ class ArmTotals:
 
     index: int
     first_round: int = 0
+    first_turn: int = 0
     selected: int = 0
     completed: int = 0
     last_completed: int = 0
@@ -84,6 +87,8 @@ class RunTotals:
         Held while a round is counted; a reader in another thread holds it too.
     rounds, steps : int
         Rounds counted, and how many of them changed the model.
+    turns : int
+        What shares are of: rounds, or in buffered mode pieces of work (:attr:`.RoundRecord.turns`).
     without_step : int
         Rounds since the model last changed.
     arms : list of ArmTotals
@@ -100,7 +105,7 @@ class RunTotals:
     def __init__(self, *, target_accuracy: float = 0.0) -> None:
         self._target_accuracy = target_accuracy
         self.lock = threading.RLock()
-        self.rounds = self.steps = self.without_step = 0
+        self.rounds = self.steps = self.without_step = self.turns = 0
         self.arms: list[ArmTotals] = []
         self.failures: Counter[str] = Counter()
         self.failing: dict[int, tuple[int, str]] = {}
@@ -110,7 +115,7 @@ class RunTotals:
         self.best: RoundRecord | None = None
         self.target: RoundRecord | None = None
         self._num_known = 0  # arms in the last round
-        # By arm, rounds in which it did not belong to the fleet: thousands may be away.
+        # By arm, turns in which it did not belong to the fleet: thousands may be away.
         self._absent: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._rtt_bins: Counter[int] = Counter()
 
@@ -118,6 +123,7 @@ class RunTotals:
         """Count a round."""
         with self.lock:
             self.rounds += 1
+            self.turns += record.turns
             self.steps += record.stepped
             self.without_step = 0 if record.stepped else self.without_step + 1
             self.last = record
@@ -139,18 +145,18 @@ class RunTotals:
             self._absent = np.pad(self._absent, (0, missing))
         return self.arms
 
-    def member_rounds(self, arm: ArmTotals) -> int:
-        """Return in how many rounds an arm belonged to the fleet."""
+    def member_turns(self, arm: ArmTotals) -> int:
+        """Return in how many turns an arm belonged to the fleet."""
         if not arm.first_round:
             return 0
-        return self.rounds - arm.first_round + 1 - int(self._absent[arm.index])
+        return self.turns - arm.first_turn - int(self._absent[arm.index])
 
     def share(self, arm: ArmTotals) -> float:
-        """Return in which share of the rounds in which it belonged to the fleet it was selected.
+        """Return in which share of the turns in which it belonged to the fleet it was selected.
 
         Only in these are rounds owed to it, so this is what compares with its floor.
         """
-        return arm.selected / max(self.member_rounds(arm), 1)
+        return arm.selected / max(self.member_turns(arm), 1)
 
     @property
     def client_metrics(self) -> dict[str, float] | None:
@@ -200,9 +206,9 @@ class RunTotals:
     def _count_arms(self, record: RoundRecord) -> None:
         arms = self.grow(record.num_arms)
         for arm in arms[self._num_known : record.num_arms]:
-            arm.first_round = self.rounds
+            arm.first_round, arm.first_turn = self.rounds, self.turns - record.turns
         self._num_known = max(self._num_known, record.num_arms)
-        self._absent[record.absent] += 1
+        self._absent[record.absent] += record.turns
         for result in record.results:
             arm = arms[result.arm]
             arm.selected += 1

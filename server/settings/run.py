@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import model_validator
 
@@ -37,6 +37,21 @@ class ServerConfig(Settings):
     strategy: str = setting("cs-ucb-q-adaptive", "Scheduling policy.")
     num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)
     tau_max_s: float = setting(5.0, "Deadline of a round [s].", gt=0)
+    mode: Literal["rounds", "buffered"] = setting(
+        "rounds",
+        "Wait for all clients of a round, or refill each of the N channels as it becomes free "
+        "and change the model after every buffer-size updates.",
+    )
+    buffer_size: int = setting(0, "Updates of a buffered step (0: num-selected).", ge=0)
+    max_staleness: int = setting(
+        100, "Buffered: steps after which an update is not used any more.", ge=0
+    )
+    staleness_discount: float = setting(
+        0.0, "Buffered: an update s steps old counts (1+s)^-THIS.", ge=0
+    )
+    even_weights: bool = setting(
+        True, "Buffered: updates weigh less the more of them their client delivers."
+    )
     strategy_option: str = setting(
         "", "Parameters of the policy, KEY=VALUE; several with commas between."
     )
@@ -89,6 +104,8 @@ class ServerConfig(Settings):
         self.policy_params()
         parse_floors(self.fairness, numbers=self.FLOORS_BY_NUMBER)
         tracker_names(self.tracker)
+        buffered = self.mode == "buffered"
+        self.require("buffer_size", buffered or not self.buffer_size, "0 without mode = buffered")
         return self
 
     def server_config(self) -> ServerConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import queue
@@ -124,6 +125,8 @@ class StreamGrid(OwnGrid):
         )
         self._requests = self._servicer.requests
         self._server = StreamServer(address, self._servicer, credentials, keepalive_s)
+        self._dispatched: dict[str, tuple[Request, float]] = {}  # message id -> request, deadline
+        self._ended: queue.SimpleQueue[Request] = queue.SimpleQueue()
         # Ids must not repeat over restarts: a client may bring the reply of an earlier server.
         self._message_ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count(1))
 
@@ -227,6 +230,61 @@ class StreamGrid(OwnGrid):
         return [
             exchanges.get(request.message_id) or self._conclude(request, timeout_s)
             for request in waiting.values()
+        ]
+
+    def dispatch(self, messages: Sequence[Message], timeout_s: float) -> None:
+        """Send messages that are not waited for; a deadline counts as in :meth:`exchange`."""
+        self._note_first()
+        requests = self._prepare(messages, self._ended)
+        self._dispatched |= {request.message_id: (request, timeout_s) for request, _ in requests}
+        self._servicer.send(requests)
+
+    def next_ended(self, wait_s: float) -> list[Exchange]:
+        """Return what became of dispatched messages since, in the order of their ends."""
+        end_s = self._clock() + wait_s
+        while True:
+            found = self._take_ended()
+            now_s = self._clock()
+            if found or now_s >= end_s or not self._dispatched:
+                return found
+            due_s = min(
+                (
+                    begin_s + timeout_s
+                    for request, timeout_s in self._dispatched.values()
+                    if not math.isnan(begin_s := request.begun_s(now_s))
+                ),
+                default=math.inf,
+            )
+            try:
+                request = self._ended.get(
+                    timeout=max(0.0, min(end_s - now_s, due_s - now_s, _LOOK_S))
+                )
+            except queue.Empty:
+                continue
+            self._ended.put(request)  # behind any that came since: they are sorted when taken
+
+    def _take_ended(self) -> list[Exchange]:
+        """Return what has ended, and what has passed its deadline."""
+        ended: list[Request] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                ended.append(self._ended.get_nowait())
+        now_s = self._clock()
+        overdue = [
+            request
+            for request, timeout_s in self._dispatched.values()
+            if not request.settled and now_s >= request.begun_s(now_s) + timeout_s
+        ]
+        with self._servicer.lock:
+            self._requests.abandon(overdue)
+        # What was settled meanwhile is taken the next time.
+        ended += [request for request in overdue if request.abandoned]
+        ended.sort(
+            key=lambda request: now_s if math.isnan(request.arrived_s) else request.arrived_s
+        )
+        return [
+            self._conclude(request, self._dispatched.pop(request.message_id)[1])
+            for request in ended
         ]
 
     def _note_first(self) -> None:

@@ -25,7 +25,10 @@ from flower_scheduling._flwr import (
     ErrorCode,
     FastRecordDict,
     NodeInfo,
+    ProtoMessage,
     ProtoRecordDict,
+    message_from_proto,
+    message_to_proto,
     new_message,
     new_record,
     recorddict_from_proto,
@@ -98,6 +101,7 @@ class VirtualGrid(OwnGrid):
         self._num_messages = 0
         self._busy_until: dict[int, float] = {}
         self._mailbox: dict[str, tuple[float, Message]] = {}  # message id -> arrival, reply
+        self._under_way: dict[int, tuple[float, Exchange]] = {}  # node -> end, what comes of it
         # The model of this exchange as it was sent, and ready for clients to copy.
         self._sent: ArrayRecord | None = None
         self._fast = ArrayRecord()
@@ -129,10 +133,33 @@ class VirtualGrid(OwnGrid):
         self._now_s = start_s + (last_s if on_time else timeout_s)
         return exchanges
 
+    def dispatch(self, messages: Sequence[Message], timeout_s: float) -> None:
+        """Let the clients work at once; their answers are there when virtual time has come so far.
+
+        What they learn from is what they were sent: it does not matter when they compute.
+        """
+        self._forget_sent()
+        for message in messages:
+            exchange = self._one_exchange(message, timeout_s)
+            length_s = timeout_s if exchange.rtt_s is None else exchange.rtt_s
+            if exchange.failure == UNDELIVERABLE:
+                length_s = 0.0
+            self._under_way[exchange.node_id] = self._now_s + length_s, exchange
+        self._sent, self._fast = None, ArrayRecord()
+
+    def next_ended(self, wait_s: float) -> list[Exchange]:
+        """Return the next exchange to end; virtual time moves on to it, whatever ``wait_s`` is."""
+        if not self._under_way:
+            return []
+        node = min(self._under_way, key=lambda node: self._under_way[node][0])
+        end_s, exchange = self._under_way.pop(node)
+        self._now_s = max(self._now_s, end_s)
+        return [exchange]
+
     def busy(self) -> set[int]:
-        """Return the nodes that go on with a round whose deadline they missed."""
+        """Return the nodes at work, those that go on past a deadline that they missed included."""
         self._busy_until = {n: t for n, t in self._busy_until.items() if t > self._now_s}
-        return set(self._busy_until)
+        return self._busy_until.keys() | self._under_way.keys()
 
     def opted_out(self) -> set[int]:
         """Return the nodes that are connected but not available in this round."""
@@ -148,7 +175,8 @@ class VirtualGrid(OwnGrid):
 
     def wait(self, seconds: float) -> None:
         """Let virtual time pass until a busy client is free: within a round no other changes."""
-        free_s = min((t for t in self._busy_until.values() if t > self._now_s), default=math.inf)
+        ends = [*self._busy_until.values(), *(end_s for end_s, _ in self._under_way.values())]
+        free_s = min((t for t in ends if t > self._now_s), default=math.inf)
         self._now_s = min(self._now_s + seconds, free_s)
 
     # -- checkpoints ----------------------------------------------------------------------------
@@ -165,6 +193,9 @@ class VirtualGrid(OwnGrid):
                 if len(context.state)
             },
             "compression": {} if self._wire is None else self._wire.state_dict(),
+            "under_way": [
+                _exchange_state(end_s, exchange) for end_s, exchange in self._under_way.values()
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -177,6 +208,10 @@ class VirtualGrid(OwnGrid):
             self._contexts[int(node)].state = recorddict_from_proto(proto)
         if self._wire is not None:
             self._wire.load_state_dict(state.get("compression", {}))
+        self._under_way = {}
+        for each in state.get("under_way", []):
+            exchange = _restored_exchange(each)
+            self._under_way[exchange.node_id] = each["end_s"], exchange
 
     # -- Flower's grid ------------------------------------------------------------------------
 
@@ -300,6 +335,37 @@ class VirtualGrid(OwnGrid):
 
 def _bytes_of(record: RecordDict) -> NDArray[np.uint8]:
     return np.frombuffer(recorddict_to_proto(record).SerializeToString(), dtype=np.uint8)
+
+
+def _exchange_state(end_s: float, exchange: Exchange) -> dict[str, Any]:
+    """Return an exchange that is under way, for a checkpoint."""
+    state = {
+        "end_s": end_s,
+        "node": str(exchange.node_id),
+        "rtt_s": exchange.rtt_s,
+        "failure": exchange.failure,
+        "sent_bytes": exchange.sent_bytes,
+        "received_bytes": exchange.received_bytes,
+        "reply": None,
+    }
+    if exchange.reply is not None:
+        data = message_to_proto(exchange.reply).SerializeToString()
+        state["reply"] = np.frombuffer(data, dtype=np.uint8)
+    return state
+
+
+def _restored_exchange(state: Mapping[str, Any]) -> Exchange:
+    reply = None
+    if state["reply"] is not None:
+        reply = message_from_proto(ProtoMessage.FromString(np.asarray(state["reply"]).tobytes()))
+    return Exchange(
+        int(state["node"]),
+        reply,
+        state["rtt_s"],
+        state["failure"],
+        state["sent_bytes"],
+        state["received_bytes"],
+    )
 
 
 def _error(message: Message, reason: str) -> Message:

@@ -233,7 +233,7 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
     for row, each in enumerate(run.rounds()):
         totals.count(each)
         round_s[row] = each.round_s
-        heat[each.selected, column[row]] += 1
+        np.add.at(heat[:, column[row]], each.selected, 1)
         if each.accuracy is not None:
             evaluations.append((each.round, each.time_s, float(each.accuracy)))
         if each.client_metrics:

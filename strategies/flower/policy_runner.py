@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_scheduling.client.wire.protocol import LOCAL_ACCURACY, TRAIN_LOSS
 from flower_scheduling.errors import ConfigError, SchedulingError
@@ -24,7 +25,7 @@ from ..base import (
 )
 from ..fairness import FloorRule, NamedFloors, check_feasibility, floors_text, parse_floors
 from ..floors import FloorPolicy, QueuePolicy
-from ..registry import PolicySpec, build_policy, find_policy
+from ..registry import PolicySpec, build_policy, channel_params, find_policy
 from .arm_table import ArmTable
 from .record import ArmResult
 from .replies import Update
@@ -60,6 +61,9 @@ class PolicyRunner:
         Probability that a client is available, for the feasibility check of the floors.
     params : mapping
         Parameters of the policy's own.
+    channels : bool
+        Whether it selects for one free channel at a time, of ``num_selected``. Floors are then
+        shares of the pieces of work that end, a piece at a time, not of rounds: c_k / N.
 
     Raises
     ------
@@ -77,8 +81,10 @@ class PolicyRunner:
         fairness: str | FloorRule,
         availability: float,
         params: Mapping[str, Any],
+        channels: bool = False,
     ) -> None:
         self.num_selected = num_selected
+        self._channels = channels
         self._tau_max_s = tau_max_s
         self._seed = seed
         self._rule = parse_floors(fairness) if isinstance(fairness, str) else fairness
@@ -100,6 +106,7 @@ class PolicyRunner:
         else:
             raise ConfigError("policy", policy, "must be a name, a SchedulingPolicy or a builder")
         self.name = spec.name
+        self._spec = spec
         unknown = [name for name in spec.reports if name not in _REPORTS]
         if unknown:
             known = ", ".join(_REPORTS)
@@ -172,6 +179,8 @@ class PolicyRunner:
         sizes[np.isnan(sizes)] = known.mean() if known.size else 1.0
         sizes = sizes if sizes.any() else np.ones(len(arms))
         floors = np.minimum(self._rule.floors(sizes, self.num_selected, names), _LARGEST_FLOOR)
+        if self._channels:
+            floors /= self.num_selected
         floors[gone] = policy.min_participation[gone]
         floors[empty] = 0.0
         policy.min_participation = floors
@@ -189,11 +198,32 @@ class PolicyRunner:
         self._check_floors(arms.names, member)
         if np.count_nonzero(available) < quorum:
             available = np.zeros_like(available)  # spare the clients work that makes no step
+        return self._ask(RoundContext(server_round, available, member), arms)
+
+    def ask_one(self, arms: ArmTable, at_work: Sequence[int]) -> Selection:
+        """Select an arm for a free channel; none where the channel is to stay free.
+
+        Parameters
+        ----------
+        arms : ArmTable
+            Of which those that are available are idle.
+        at_work : sequence of int
+            Arms at work.
+        """
+        available, member = arms.available, arms.member
+        there = available.copy()
+        there[list(at_work)] = True
+        self._check_floors(arms.names, member)
+        return self._ask(RoundContext(self.policy.last_round + 1, available, there & member), arms)
+
+    def _ask(self, context: RoundContext, arms: ArmTable) -> Selection:
+        available = context.available
         with self._naming_the_policy():
-            selection = self.policy.ask(RoundContext(server_round, available, member))
+            selection = self.policy.ask(context)
         mask = selection.mask
-        if (count := np.count_nonzero(mask)) > self.num_selected:
-            raise SchedulingError(f"{self.name} selected {count} arms, at most {self.num_selected}")
+        most = 1 if self._channels else self.num_selected
+        if (count := np.count_nonzero(mask)) > most:
+            raise SchedulingError(f"{self.name} selected {count} arms, at most {most}")
         if (mask & ~available).any():
             arm = int(np.flatnonzero(mask & ~available)[0])
             name = arms.arms[arm].name
@@ -213,13 +243,16 @@ class PolicyRunner:
             if self._unknown_rounds in _WARN_OF_NAMES:
                 message = self._rule.unknown_message(names)
                 LOGGER.warning("fairness: %s", message)
-        total = float(policy.min_participation @ member)
+        scale = self.num_selected if self._channels else 1
+        total = scale * float(policy.min_participation @ member)
         if total <= self._checked_floors:
             return
         self._checked_floors = total
         there = np.flatnonzero(member)
         feasibility = check_feasibility(
-            policy.min_participation[there], self.num_selected, self._availability
+            np.minimum(scale * policy.min_participation[there], _LARGEST_FLOOR),
+            self.num_selected,
+            self._availability,
         )
         if feasibility.feasible:
             return
@@ -260,6 +293,35 @@ class PolicyRunner:
         with self._naming_the_policy():
             self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
 
+    def tell_one(
+        self,
+        selection: Selection,
+        result: ArmResult,
+        update: Update | None,
+        there: BoolArray,
+    ) -> None:
+        """Let the policy learn from a piece of work that has ended.
+
+        Parameters
+        ----------
+        selection : Selection
+            What :meth:`ask_one` returned for it, when there may have been fewer arms.
+        result : ArmResult
+            What became of it.
+        update : Update or None
+            What it delivered, if it completed.
+        there : (num_arms,) bool
+            Arms that are idle or at work now.
+        """
+        num_arms = self.policy.num_arms
+        context = selection.context
+        available = _grown(context.available, num_arms)
+        drawn = None if selection.drawn is None else _grown(selection.drawn, num_arms)
+        now = RoundContext(self.policy.last_round + 1, available, there)
+        mask = _grown(selection.mask, num_arms)
+        updates = {} if update is None else {result.arm: update}
+        self.tell(Selection(now, mask, drawn), [result], updates)
+
     def load(self, num_arms: int, state: Mapping[str, Any]) -> None:
         """Go on with the state of a policy of so many arms.
 
@@ -295,6 +357,8 @@ class PolicyRunner:
             "rng": np.random.default_rng(self._seed),
             **self._params,
         }
+        if self._channels:
+            params |= channel_params(self._spec, self.num_selected)
         if isinstance(self._given, str):
             return build_policy(self._given, **params)
         policy = self._given(**params)
@@ -310,10 +374,11 @@ class PolicyRunner:
         if self._policy is None and (policy.shape != (0,) or policy.last_round):
             message = "must have num_arms = 0 and no rounds: arms are added as clients join"
             raise ConfigError("policy", f"{self.name} of {policy.num_arms} arms", message)
-        for name, value in (
-            ("num_selected", self.num_selected),
-            ("tau_max_s", self._tau_max_s),
-        ):
+        knows = getattr(policy, "channels", False)
+        num_selected = 1 if self._channels and not knows else self.num_selected
+        if knows and not self._channels:
+            raise ConfigError("policy", self.name, 'was built for channels: mode="buffered"')
+        for name, value in (("num_selected", num_selected), ("tau_max_s", self._tau_max_s)):
             if getattr(policy, name) != value:
                 raise ConfigError(name, value, f"the policy was built with {getattr(policy, name)}")
         if num_arms > policy.num_arms:
@@ -329,6 +394,11 @@ class PolicyRunner:
             if self._without_report[name] == _WARN_WITHOUT_REPORT:
                 names = " or ".join(repr(key) for key in self._reports[name])
                 LOGGER.warning("no client reports the metric %s: %s does without", names, self.name)
+
+
+def _grown(array: NDArray[Any], num_arms: int) -> NDArray[Any]:
+    """Return an array by arm with room for those that have joined since."""
+    return np.pad(array, (0, num_arms - array.size))
 
 
 def _reported(update: Update, names: Sequence[str]) -> float:

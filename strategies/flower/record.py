@@ -36,6 +36,11 @@ class ArmResult:
         ``None`` if there is one.
     compute_s, link_s : float or None
         Local update and emulated link time [s], as the client reports them.
+    staleness : int or None
+        Steps between the model that it was sent and the one that its update went into; ``None``
+        in rounds.
+    begin_s : float or None
+        When its channel was given to it, since the start of the run [s]; ``None`` in rounds.
     """
 
     arm: int
@@ -44,6 +49,8 @@ class ArmResult:
     reason: str | None = None
     compute_s: float | None = None
     link_s: float | None = None
+    staleness: int | None = None
+    begin_s: float | None = None
 
     @property
     def completed(self) -> bool:
@@ -83,6 +90,9 @@ class RoundRecord:
         Arms that were owed nothing in this round, having left or being on leave.
     sent_bytes, received_bytes : int or None
         Size of the round's messages and replies as they travel [bytes]; ``None`` if unknown.
+    buffered : bool
+        Whether it is a buffered step: the results are then pieces of work that have ended since
+        the last one, in the order of ends, of which an arm may have several.
     explanation : Explanation or None
         Why these were selected, over all arms; ``None`` where the strategy was not to explain.
     queue : (num_arms,) float64 or None
@@ -104,6 +114,7 @@ class RoundRecord:
     absent: list[int] = field(default_factory=list)
     sent_bytes: int | None = None
     received_bytes: int | None = None
+    buffered: bool = False
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
 
@@ -111,6 +122,11 @@ class RoundRecord:
     def selected(self) -> list[int]:
         """Indices of the super arm."""
         return [result.arm for result in self.results]
+
+    @property
+    def turns(self) -> int:
+        """What shares and floors are of: one round, or the pieces of work of a buffered step."""
+        return len(self.results) if self.buffered else 1
 
     @property
     def names(self) -> list[str]:

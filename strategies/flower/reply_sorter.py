@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from flwr.app import ArrayRecord, Message
@@ -34,6 +34,9 @@ _MAX_REASON_LENGTH: Final = 300  # text of a client, which goes to log and recor
 _UNQUESTIONED_WEIGHT: Final = 1e9  # examples; of more, such as tokens, the others must have many
 _MOST_TIMES_MEDIAN: Final = 1000
 _FEWEST_ALIKE: Final = 2
+
+ODD: Final = f"{OTHER_NAMES}: record or metric names unlike the other clients'"
+"""Failure of an update that Flower's own rules would refuse beside the others."""
 
 
 @dataclass
@@ -72,7 +75,7 @@ class SortedReplies:
     def refuse_odd(self) -> None:
         """Turn the updates with other names into failures."""
         for arm in self.odd:
-            self.refuse(arm, f"{OTHER_NAMES}: record or metric names unlike the other clients'")
+            self.refuse(arm, ODD)
         self.odd = []
 
 
@@ -104,6 +107,21 @@ class ReplySorter:
         model: ArrayRecord,
     ) -> SortedReplies:
         """Return what each arm delivered, and by arm the usable updates, in the order of arms."""
+        found = self.read(exchanges, specs, model)
+        found.odd = sorted(found.updates.keys() - self.agreed(found.updates))
+        return found
+
+    def agreed(self, updates: Mapping[int, Update]) -> set[int]:
+        """Return the arms whose updates have the names that most use."""
+        return self._training.agree({arm: u.signature for arm, u in updates.items()})
+
+    def read(
+        self,
+        exchanges: Sequence[Exchange],
+        specs: Mapping[str, ArraySpec],
+        model: ArrayRecord,
+    ) -> SortedReplies:
+        """Do the same without a vote on names: none counts as odd."""
         by_arm = {self._table.arm_of(exchange.node_id).index: exchange for exchange in exchanges}
         found = SortedReplies({arm: by_arm[arm] for arm in sorted(by_arm)})
         for arm, exchange in found.exchanges.items():
@@ -122,8 +140,6 @@ class ReplySorter:
                 found.updates[arm] = update
         self._refuse_weights(found)
         self._refuse_unlike(found, placeholder=not specs)
-        agreed = self._training.agree({arm: u.signature for arm, u in found.updates.items()})
-        found.odd = sorted(found.updates.keys() - agreed)
         return found
 
     def results(self, found: SortedReplies) -> list[ArmResult]:
@@ -145,6 +161,11 @@ class ReplySorter:
                 )
             )
         return results
+
+    def refused(self, result: ArmResult, reason: str) -> ArmResult:
+        """Return a result whose update is not used after all; log it."""
+        self._log_failure("no update", result.arm, reason)
+        return replace(result, reason=reason[:_MAX_REASON_LENGTH])
 
     def _refuse_unlike(self, found: SortedReplies, *, placeholder: bool) -> None:
         """Refuse arrays unlike the model's, but where the clients agree that they are meant so.

@@ -91,7 +91,71 @@ def set_ttl(messages: Iterable[Message], deadline_s: float) -> None:
         message.metadata.ttl = max(_MIN_TTL_S, 4 * deadline_s)
 
 
-class TrainingRound:
+class ModelStep:
+    """A change of the model by the wrapped strategy's rule, of which nothing may end the run.
+
+    Parameters
+    ----------
+    parts : RoundParts
+        What rounds share.
+    number : int
+        Flower's number of the round, from 1.
+    arrays : ArrayRecord
+        The model before it.
+    specs : mapping of str to ArraySpec, optional
+        Its shapes and dtypes, where they are known.
+
+    Attributes
+    ----------
+    no_step : str or None
+        Why the model does not change.
+    specs : mapping of str to ArraySpec
+        Shapes and dtypes of the model; after the step of the new one.
+    """
+
+    def __init__(
+        self,
+        parts: RoundParts,
+        number: int,
+        arrays: ArrayRecord,
+        specs: Mapping[str, ArraySpec] | None = None,
+    ) -> None:
+        self.number = number
+        self.no_step: str | None = None
+        self.specs = ArraySpec.of(arrays) if specs is None else specs
+        self._parts = parts
+        self._arrays = arrays
+
+    def _aggregated(
+        self, replies: list[Message], consume: bool
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        wrapped = self._parts.wrapped
+        arrays, metrics = wrapped.aggregate_train(self.number, replies, consume=consume)
+        if arrays is None:
+            self.no_step = "aggregation"
+            return None, metrics
+        model = fitted(arrays, self._arrays, self.specs)
+        before = {key: spec.shape for key, spec in self.specs.items()}
+        now = {key: tuple(array.shape) for key, array in model.items()}
+        if now != before:
+            self.specs = ArraySpec.of(model)
+            if not wrapped.shapes_grow:
+                _log_change(self.number, before, now)
+        return model, metrics
+
+    def _failed(self, error: Exception) -> tuple[None, None]:
+        LOGGER.warning("round %d: no step, aggregation failed: %s", self.number, error)
+        self.no_step = "aggregation"
+        return None, None
+
+    def _free(self) -> None:
+        """Hold no model of this round while the next one is under way."""
+        self._arrays = ArrayRecord()
+        if sum(spec.num_bytes for spec in self.specs.values()) > _LARGE_BYTES:
+            give_back()
+
+
+class TrainingRound(ModelStep):
     """One round: :meth:`select`, :meth:`configure`, :meth:`exchange`, :meth:`aggregate`.
 
     Parameters
@@ -111,10 +175,6 @@ class TrainingRound:
     ----------
     arms : list of int
         The super arm.
-    no_step : str or None
-        Why the model does not change.
-    specs : mapping of str to ArraySpec
-        Shapes and dtypes of the model; after :meth:`aggregate` of the new one.
     """
 
     def __init__(
@@ -125,12 +185,8 @@ class TrainingRound:
         arrays: ArrayRecord,
         specs: Mapping[str, ArraySpec] | None = None,
     ) -> None:
-        self.number = number
-        self.no_step: str | None = None
-        self.specs = ArraySpec.of(arrays) if specs is None else specs
-        self._parts = parts
+        super().__init__(parts, number, arrays, specs)
         self._policy_round = policy_round
-        self._arrays = arrays
         self._selection: Selection | None = None
         self._explanation: Explanation | None = None
         self._num_arms = 0
@@ -239,9 +295,8 @@ class TrainingRound:
         arrays, metrics = self._step(replies, consume)
         self.end()
         if consume:  # no model of this round stays while the next one is under way
-            self._sorted, self._arrays = SortedReplies({}), ArrayRecord()
-            if sum(spec.num_bytes for spec in self.specs.values()) > _LARGE_BYTES:
-                give_back()
+            self._sorted = SortedReplies({})
+            self._free()
         return arrays, metrics
 
     def end(self) -> None:
@@ -279,28 +334,6 @@ class TrainingRound:
             return self._aggregated([reply for reply in replies if id(reply) not in odd], consume)
         except Exception as error:
             return self._failed(error)
-
-    def _aggregated(
-        self, replies: list[Message], consume: bool
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        wrapped = self._parts.wrapped
-        arrays, metrics = wrapped.aggregate_train(self.number, replies, consume=consume)
-        if arrays is None:
-            self.no_step = "aggregation"
-            return None, metrics
-        model = fitted(arrays, self._arrays, self.specs)
-        before = {key: spec.shape for key, spec in self.specs.items()}
-        now = {key: tuple(array.shape) for key, array in model.items()}
-        if now != before:
-            self.specs = ArraySpec.of(model)
-            if not wrapped.shapes_grow:
-                _log_change(self.number, before, now)
-        return model, metrics
-
-    def _failed(self, error: Exception) -> tuple[None, None]:
-        LOGGER.warning("round %d: no step, aggregation failed: %s", self.number, error)
-        self.no_step = "aggregation"
-        return None, None
 
     def record(self, time_s: float) -> RoundRecord:
         """Return what the round leaves behind; ``time_s`` is its end since the run's begin."""

@@ -41,8 +41,9 @@ class RoundLog:
         self._logged_s = -math.inf
         self._first: int | None = None
         self._last = 0
-        self._joined: list[int] = []  # by arm, its first round
-        self._absent: Counter[int] = Counter()  # rounds that were not owed to it
+        self._turns = 0
+        self._joined: list[int] = []  # by arm, the turns before its first round
+        self._absent: Counter[int] = Counter()  # turns that were not owed to it
         self._selected: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
         for record in earlier if every_s < math.inf else ():
@@ -62,8 +63,9 @@ class RoundLog:
     def _count(self, record: RoundRecord) -> None:
         self._first = record.round if self._first is None else self._first
         self._last = record.round
-        self._joined += [record.round] * (record.num_arms - len(self._joined))
-        self._absent.update(record.absent)
+        self._joined += [self._turns] * (record.num_arms - len(self._joined))
+        self._turns += record.turns
+        self._absent.update(dict.fromkeys(record.absent, record.turns))
         self._selected.update(record.selected)
         self._failed.update(result.arm for result in record.results if not result.completed)
 
@@ -74,11 +76,9 @@ class RoundLog:
         """
         if self._first is None or not arms:
             return
-        self._joined += [self._last + 1] * (len(arms) - len(self._joined))  # after the last round
-        rounds = [
-            self._last - self._joined[arm.index] + 1 - self._absent[arm.index] for arm in arms
-        ]
-        shares = [self._selected[arm.index] / max(rounds[arm.index], 1) for arm in arms]
+        self._joined += [self._turns] * (len(arms) - len(self._joined))  # after the last round
+        turns = [self._turns - self._joined[arm.index] - self._absent[arm.index] for arm in arms]
+        shares = [self._selected[arm.index] / max(turns[arm.index], 1) for arm in arms]
         known = [0.0] * len(arms) if floors is None else [*floors, *[0.0] * len(arms)]
         listed = sorted(arms, key=lambda arm: shares[arm.index] - known[arm.index])
         words = []

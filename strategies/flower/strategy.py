@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -20,6 +20,7 @@ from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError
 from ..base import SchedulingPolicy
 from ..fairness import FloorRule
 from .arm_table import ArmTable
+from .buffered import BufferedStep, BufferOptions, Channels
 from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow
 from .membership import Membership
@@ -37,6 +38,11 @@ from .wrapped import WrappedStrategy
 
 _WARN_WITHOUT_STEP = 10
 
+ROUNDS: Final = "rounds"
+"""Mode in which a super arm is waited for."""
+BUFFERED: Final = "buffered"
+"""Mode in which channels are refilled one by one."""
+
 
 @dataclass(slots=True)
 class _Run:
@@ -50,6 +56,8 @@ class _Run:
     result: Result
     hooks: Sequence[RoundHook]  # before the strategy's own
     log: RoundLog
+    channels: Channels | None = None  # in buffered mode
+    learned: tuple[int, int] = (0, 0)  # their progress when the last step was over
     begin_s: float = math.nan  # when the first round's selection began
     last_round: int = 0
     rounds_without_step: int = 0  # in a row
@@ -77,7 +85,7 @@ class ScheduledStrategy(Strategy):
         ``num_arms=0``, which grows as clients join; or a class or function that builds one from
         ``num_arms``, ``num_selected``, ``tau_max_s`` and ``rng``.
     num_selected : int
-        Size N of the super arm.
+        Size N of the super arm; in buffered mode the number of channels, of clients at work.
     tau_max_s : float
         Deadline of a round [s], tau_max in the paper.
     fairness : str or FloorRule
@@ -136,6 +144,21 @@ class ScheduledStrategy(Strategy):
         commas between. Needs ``run_dir``.
     checkpoint_every : int
         Rounds between two checkpoints in the run directory; 0: never.
+    mode : str
+        ``"rounds"``: a super arm is waited for. ``"buffered"``: as soon as one of N clients is
+        done, another one is selected for its channel, and the model changes after every
+        ``buffer_size`` usable updates, each of which counts as if it had been trained from the
+        model of that moment: w + (w_k - w_sent). What is said of rounds here goes for these steps;
+        floors are shares of completed updates.
+    buffer_size : int, optional
+        Usable updates of a step in buffered mode, B; ``num_selected`` by default.
+    max_staleness : int
+        Steps after which an update is not used any more, in buffered mode.
+    staleness_discount : float
+        A stale update counts (1 + s)^-discount, s the steps since its model was sent.
+    even_weights : bool
+        Whether, in buffered mode, an update weighs less the more of them its client delivers, so
+        that the data of clients that are often selected do not count for more.
     **policy_params
         Passed to the policy, e.g. ``beta=1e-3``.
 
@@ -178,6 +201,11 @@ class ScheduledStrategy(Strategy):
         resume: bool = False,
         tracker: str = "",
         checkpoint_every: int = 1,
+        mode: str = ROUNDS,
+        buffer_size: int | None = None,
+        max_staleness: int = 100,
+        staleness_discount: float = 0.0,
+        even_weights: bool = True,
         **policy_params: Any,
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -187,6 +215,16 @@ class ScheduledStrategy(Strategy):
                 "must be a Flower strategy of flwr.serverapp.strategy",
                 "those of flwr.server.strategy are of Flower's old API: port the app first",
             )
+        if mode not in (ROUNDS, BUFFERED):
+            raise ConfigError("mode", mode, f"must be {ROUNDS} or {BUFFERED}")
+        size = num_selected if buffer_size is None else buffer_size
+        self._buffer = (
+            BufferOptions(size, max_staleness, staleness_discount, even_weights)
+            if mode == BUFFERED
+            else None
+        )
+        if self._buffer is None and buffer_size is not None:
+            raise ConfigError("buffer_size", buffer_size, f'needs mode="{BUFFERED}"')
         self._num_selected = num_selected
         self._tau_max_s = tau_max_s
         self._policy = PolicyRunner(
@@ -197,10 +235,15 @@ class ScheduledStrategy(Strategy):
             fairness=fairness,
             availability=availability,
             params=policy_params,
+            channels=mode == BUFFERED,
         )
         self._wrapped = WrappedStrategy(
-            strategy, num_selected=num_selected, min_replies=min_replies
+            strategy,
+            num_selected=num_selected if self._buffer is None else size,
+            min_replies=min_replies,
         )
+        if self._buffer is not None:
+            self._buffer.require_fit(self._wrapped)
         if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
             message = "is scheduled already: wrap a strategy once"
             raise ConfigError("strategy", "a ScheduledStrategy", message)
@@ -271,8 +314,11 @@ class ScheduledStrategy(Strategy):
 
     @property
     def learned_rounds(self) -> int:
-        """Rounds of this run that the policy has learned from."""
-        return self.policy.last_round - self._earlier_rounds
+        """Rounds of this run that the policy has learned from, one that is not over included."""
+        run = self._run
+        if run is None or run.channels is None:
+            return self.policy.last_round - self._earlier_rounds
+        return run.last_round + (run.channels.progress != run.learned)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next round depends on, the model apart; for a round hook.
@@ -302,6 +348,11 @@ class ScheduledStrategy(Strategy):
             "arms": self.arms.state(),
             **self._sorter.state(),
             "wrapped": strategy_state(self._wrapped.outer),
+            **(
+                {}
+                if (channels := self._run.channels) is None
+                else {"channels": channels.state_dict()}
+            ),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -486,6 +537,8 @@ class ScheduledStrategy(Strategy):
             hooks=started.hooks,
             log=RoundLog(started.num_rounds, self._log_every_s, started.earlier),
         )
+        if self._buffer is not None:
+            self._run.channels = Channels(parts, self._buffer, self._run.deadline_s)
         return self._run
 
     def _run_rounds(
@@ -503,11 +556,18 @@ class ScheduledStrategy(Strategy):
             self._earlier_rounds = self._resumed.get("earlier_rounds", 0)
             run.rounds_without_step = self._resumed["rounds_without_step"]
             # A virtual clock goes on as if nothing had happened.
-            if parts.timed.now() == self._resumed["now_s"]:
+            virtual = parts.timed.now() == self._resumed["now_s"]
+            if virtual:
                 run.begin_s = self._resumed["begin_s"]
+            if run.channels is not None:
+                run.channels.load_state_dict(self._resumed["channels"], at_work=virtual)
         for server_round in range(run.last_round + 1, num_rounds + 1):
-            one = self._begin_round(run, server_round, result.arrays)
-            self._train(run, one)
+            one: TrainingRound | BufferedStep
+            if run.channels is not None:
+                one = self._run_buffered(run, run.channels, server_round)
+            else:
+                one = self._begin_round(run, server_round, result.arrays)
+                self._train(run, one)
             on_clients = self._evaluate_on_clients(run, one)
             time_s = parts.timed.now() - run.begin_s  # the server's evaluation is no part of it
             metrics = None
@@ -529,7 +589,22 @@ class ScheduledStrategy(Strategy):
         if metrics is not None:
             result.train_metrics_clientapp[one.number] = metrics
 
-    def _evaluate_on_clients(self, run: _Run, one: TrainingRound) -> MetricRecord | None:
+    def _run_buffered(self, run: _Run, channels: Channels, server_round: int) -> BufferedStep:
+        """Let the channels work until the model can change, and change it."""
+        result = run.result
+        self._prepare(run, server_round, f"step {server_round}", wait_for=0)
+        one = BufferedStep(run.parts, server_round, result.arrays, run.specs)
+        channels.run_step(one, result.arrays, run.train_config, run.begin_s)
+        arrays, metrics = channels.step(one)
+        if arrays is not None:
+            result.arrays = arrays
+        if metrics is not None:
+            result.train_metrics_clientapp[one.number] = metrics
+        return one
+
+    def _evaluate_on_clients(
+        self, run: _Run, one: TrainingRound | BufferedStep
+    ) -> MetricRecord | None:
         parts, evaluation, result = run.parts, self._evaluation, run.result
         config, number = run.evaluate_config, one.number
         asked = evaluation.configure(parts, number, result.arrays, config, one.arms)
@@ -579,13 +654,23 @@ class ScheduledStrategy(Strategy):
 
     def _begin_round(self, run: _Run, server_round: int, arrays: ArrayRecord) -> TrainingRound:
         """Wait for clients, and select."""
-        timed, what = run.parts.timed, f"round {server_round}"
+        run.parts.timed.begin_round(server_round)
+        policy_round = self._prepare(
+            run, server_round, f"round {server_round}", wait_for=self._wrapped.quorum
+        )
+        specs = run.specs if arrays is run.result.arrays else None
+        one = TrainingRound(run.parts, server_round, policy_round, arrays, specs)
+        one.select()
+        return one
+
+    def _prepare(self, run: _Run, server_round: int, what: str, wait_for: int) -> int:
+        """Wait for so many clients, or at first for more; return the policy's round."""
+        timed = run.parts.timed
         policy_round = self._earlier_rounds + server_round
         if math.isnan(run.begin_s):
             self._membership.wait_for(timed, self._min_clients, what)
-        timed.begin_round(server_round)
         self.arms.round = policy_round
-        self._membership.wait_for(timed, self._wrapped.quorum, what)
+        self._membership.wait_for(timed, wait_for, what)
         if self.arms.all_empty():
             raise SchedulingError(
                 f"no client has examples: all {len(self.arms)} said that they have 0"
@@ -594,15 +679,12 @@ class ScheduledStrategy(Strategy):
         run.parts.grow()
         if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
             run.begin_s = self._begin_s(timed.now())
-        specs = run.specs if arrays is run.result.arrays else None
-        one = TrainingRound(run.parts, server_round, policy_round, arrays, specs)
-        one.select()
-        return one
+        return policy_round
 
     def _end_round(
         self,
         run: _Run,
-        one: TrainingRound,
+        one: TrainingRound | BufferedStep,
         arrays: ArrayRecord,
         metrics: MetricRecord | None,
         on_clients: MetricRecord | None,
@@ -618,6 +700,8 @@ class ScheduledStrategy(Strategy):
             client_metrics=finite_metrics(on_clients),
         )
         run.last = record
+        if run.channels is not None:
+            run.learned = run.channels.progress
         run.log.on_round(record)
         for hook in [*run.hooks, *self._hooks]:
             hook(record, arrays)

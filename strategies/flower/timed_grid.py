@@ -135,6 +135,8 @@ class TimedGrid(GridWrapper):
         self._clock = clock
         self._sleep = sleep
         self._unanswered: dict[str, tuple[int, float]] = {}  # message id -> node, expiry
+        self._dispatched: dict[str, tuple[int, float, float]] = {}  # id -> node, begin, deadline
+        self._undeliverable: list[Exchange] = []
         self.num_late_replies = 0
 
     def begin_round(self, server_round: int) -> None:
@@ -178,10 +180,51 @@ class TimedGrid(GridWrapper):
                 exchanges.append(Exchange(node_id, None, None, failure))
         return exchanges
 
+    def dispatch(self, messages: Sequence[Message], timeout_s: float) -> None:
+        """Push messages that are not waited for."""
+        messages = list(messages)
+        begin_s = self._clock()
+        pushed = list(self._grid.push_messages(messages))
+        ids: list[str | None] = [*pushed, *[None] * (len(messages) - len(pushed))]
+        for message_id, message in zip(ids, messages, strict=True):
+            node_id = message.metadata.dst_node_id
+            if message_id:
+                self._unanswered[message_id] = node_id, begin_s + message.metadata.ttl
+                self._dispatched[message_id] = node_id, begin_s, begin_s + timeout_s
+            else:
+                self._undeliverable.append(Exchange(node_id, None, None, UNDELIVERABLE))
+
+    def next_ended(self, wait_s: float) -> list[Exchange]:
+        """Poll for replies to dispatched messages; the interval is the resolution here, too."""
+        end_s = self._clock() + wait_s
+        while True:
+            found, self._undeliverable = self._undeliverable, []
+            replies = self._grid.pull_messages(list(self._dispatched)) if self._dispatched else []
+            now_s = self._clock()
+            for reply in replies:
+                message_id = reply.metadata.reply_to_message_id
+                if (sent := self._dispatched.pop(message_id, None)) is not None:
+                    self._unanswered.pop(message_id, None)
+                    node_id, begin_s, due_s = sent
+                    if now_s <= due_s:
+                        found.append(Exchange(node_id, reply, now_s - begin_s))
+                    else:
+                        self.num_late_replies += 1
+                        found.append(Exchange(node_id, None, None, TIMEOUT))
+            for message_id, (node_id, _, due_s) in list(self._dispatched.items()):
+                if now_s >= due_s:
+                    del self._dispatched[message_id]
+                    found.append(Exchange(node_id, None, None, TIMEOUT))
+            if found or now_s >= end_s or not self._dispatched:
+                return found
+            due_s = min(due_s for _, _, due_s in self._dispatched.values())
+            self._sleep(min(self._poll_interval_s, end_s - now_s, due_s - now_s))
+
     def busy(self) -> set[int]:
         """Drain late replies, forget expired messages, and return the nodes still at work."""
-        if self._unanswered:
-            for reply in self._grid.pull_messages(list(self._unanswered)):
+        late = [message_id for message_id in self._unanswered if message_id not in self._dispatched]
+        if late:
+            for reply in self._grid.pull_messages(late):
                 if self._unanswered.pop(reply.metadata.reply_to_message_id, None) is not None:
                     self.num_late_replies += 1
             now = self._clock()

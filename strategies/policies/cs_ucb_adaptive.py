@@ -77,8 +77,14 @@ class CsUcbAdaptive(SchedulingPolicy):
       is every arm that was not played in that round, if all of it costs at most 2 % of the time
       since that was last done.
 
+    For channels, :meth:`ask` selects one arm, the cheapest of those that are idle, and untried arms
+    are tried one by one: the saving by another one is that of one channel in N.
+
     Parameters
     ----------
+    channels : bool
+        Whether it selects for one free channel at a time, of N = ``num_selected`` (see
+        :class:`.SchedulingPolicy`).
     **parameters
         Those of :class:`.SchedulingPolicy`.
 
@@ -100,8 +106,10 @@ class CsUcbAdaptive(SchedulingPolicy):
         *("trial_time_s", "num_trials", "since_retrial_s", "num_retrials"),
     )
 
-    def __init__(self, **parameters: Any) -> None:
+    def __init__(self, *, channels: bool = False, **parameters: Any) -> None:
         super().__init__(**parameters)
+        self.channels = channels
+        self._num_asked = 1 if channels else self.num_selected  # arms that are selected together
         shape, rows = self.shape, self.batch_shape
         self.success_count: IntArray = np.zeros(shape, dtype=np.int64)
         self.failure_count: IntArray = np.zeros(shape, dtype=np.int64)
@@ -126,7 +134,7 @@ class CsUcbAdaptive(SchedulingPolicy):
         if untried.any():
             tried = self._worth_trying(context.round)[..., np.newaxis]
             key[untried] = np.where(np.broadcast_to(tried, key.shape), np.inf, -_LARGEST)[untried]
-        return top_arms((key,), context.available, self.num_selected, self._rng)
+        return top_arms((key,), context.available, self._num_asked, self._rng)
 
     def _explain(self, selection: Selection) -> Explanation:
         mean, expected, cost = self._costs_s(selection.round)
@@ -197,7 +205,12 @@ class CsUcbAdaptive(SchedulingPolicy):
         return np.asarray(self._tries() == 0)
 
     def _worth_trying(self, round: int) -> BoolArray:
-        """Tell for each row whether a round of untried arms would pay off, (*batch,)."""
+        """Tell for each row whether it would pay off to try as many arms as are selected together.
+
+        Returns
+        -------
+        (*batch,) bool
+        """
         tries = self._tries()
         tried = tries > 0
         count = np.count_nonzero(tried, axis=-1)
@@ -208,10 +221,11 @@ class CsUcbAdaptive(SchedulingPolicy):
         cost = self._mean_times_s() * (1.0 - share) + share * self.tau_max_s
         cost = np.sort(np.where(tried, cost, self.tau_max_s), axis=-1)
         now = _at_rank(cost, np.minimum(self.num_selected, count) - 1.0)
-        then = _at_rank(cost, self.num_selected * count / (count + self.num_selected) - 1.0)
+        then = _at_rank(cost, self.num_selected * count / (count + self._num_asked) - 1.0)
         price = _ratio(self.trial_time_s, self.num_trials) - now
+        rounds = max(_HORIZON, round * self._num_asked / self.num_selected)
         # Not above: where no tried arm is any good, another trial costs nothing.
-        return np.asarray(few | ((now - then) * max(_HORIZON, round) >= price))
+        return np.asarray(few | ((now - then) * rounds >= price))
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         arms = selection.positions
@@ -232,7 +246,7 @@ class CsUcbAdaptive(SchedulingPolicy):
         played, first = np.unique(rows, return_index=True)  # a row's arms are neighbours
         length_s = np.maximum.reduceat(time_s, first)
         untried = self._untried().take(arms)
-        trial = 2 * np.add.reduceat(untried.astype(np.int64), first) >= self.num_selected
+        trial = 2 * np.add.reduceat(untried.astype(np.int64), first) >= self._num_asked
         _flat(self.since_retrial_s)[played] += length_s
         _flat(self.trial_time_s)[played] += np.where(trial, length_s, 0.0)
         _flat(self.num_trials)[played] += trial

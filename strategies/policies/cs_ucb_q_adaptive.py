@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection
 from ..floors import QueuePolicy
-from ..selection import cheapest_set, explain_cheapest_set
+from ..selection import cheapest_set, explain_cheapest_set, top_arms
 from .cs_ucb_adaptive import CsUcbAdaptive
 
 _PATIENCE: Final = 6.0
@@ -44,6 +45,25 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
 
     An arm with a floor is tried at once; the others as in the policy without floors.
 
+    For channels, a round is the end of one piece of work, and the floors c are shares of these:
+    their sum is at most 1. :meth:`ask` selects the idle arm with the smallest
+
+        cost_k - v_k,
+
+    so that a slow arm holds up no other: it costs one channel for its time. While an arm that is
+    there, idle or at work, is owed d or more, only arms that are owed as much are selected, and a
+    channel without one stays free: no arm goes faster than those with floors can follow. Let K_f
+    be the number of arms with floors. Where the floors are feasible, the debt of an arm that has
+    been there all the time stays below
+
+        d + K_f + N.
+
+    Proof: let F = sum over k of max(D_k - d + 1, 0). When the first arm comes to owe d, all owed
+    less before, so F <= K_f. From then on until no arm owes d, all that is selected owes at least
+    d, and owes it still when its work ends: F falls by 1 with each end of such work and grows by
+    at most sum c_k <= 1. Only the work begun before, of at most N - 1 other arms, lets F grow
+    without letting it fall, by 1 each.
+
     Parameters
     ----------
     min_participation : (num_arms,) array-like of float, in [0, 1), optional
@@ -66,7 +86,7 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
     _per_arm: ClassVar[Mapping[str, float]] = {**CsUcbAdaptive._per_arm, **QueuePolicy._per_arm}
 
     def _select(self, context: RoundContext) -> BoolArray:
-        if self.num_arms <= self.num_selected:
+        if self.num_arms <= self._num_asked:
             return context.available.copy()
         cost = self.cost_s(context.round)
         untried = self._untried()
@@ -74,9 +94,18 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
         if untried.any():
             value[untried] = self._untried_values(context.round)[untried]
             cost[untried] = 0.0
+        if self.channels:
+            return top_arms((value - cost,), self._selectable(context), 1, self._rng)
         return cheapest_set(
             cost, value, context.available, self.num_selected, self._rng, sum_weight=_SUM_WEIGHT
         )
+
+    def _selectable(self, context: RoundContext) -> BoolArray:
+        """Return the idle arms that a free channel may take, (*batch, num_arms) bool."""
+        there = context.available if context.member is None else context.member
+        owed = self.virtual_queue >= _PATIENCE
+        any_owed = (owed & there).any(axis=-1, keepdims=True)
+        return np.asarray(context.available & (owed | ~any_owed))
 
     def _explain(self, selection: Selection) -> Explanation:
         mean, expected, cost = self._costs_s(selection.round)
@@ -88,13 +117,17 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
                 value[untried] = 0.0
             for each in (mean, expected, cost):
                 each[untried] = 0.0
-        explanation = explain_cheapest_set(
-            {"mean": mean, "failures": expected, "bonus": cost},
-            values,
-            selection.mask,
-            unit="s",
-            sum_weight=_SUM_WEIGHT,
-        )
+        costs = {"mean": mean, "failures": expected, "bonus": cost}
+        if self.channels:  # one arm, whose own cost alone counts
+            nothing = np.zeros_like(selection.mask)
+            explanation = replace(
+                explain_cheapest_set(costs, values, nothing, unit="s", sum_weight=1.0),
+                tie_break=None,
+            )
+        else:
+            explanation = explain_cheapest_set(
+                costs, values, selection.mask, unit="s", sum_weight=_SUM_WEIGHT
+            )
         if any_untried:
             bonus = explanation.parts["bonus"]
             bonus[untried] -= self._untried_values(selection.round)[untried]

@@ -1,0 +1,497 @@
+"""Buffered steps: channels that are refilled one by one, a step after so many updates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+
+from flower_scheduling.client.wire.arrays import decode_array
+from flower_scheduling.client.wire.protocol import REPEAT, REPORT, REQUEST
+from flower_scheduling.errors import ConfigError, SchedulingError, TooFewClientsError
+
+from ..base import (
+    BoolArray,
+    Explanation,
+    FloatArray,
+    IntArray,
+    RoundContext,
+    Selection,
+    check_count,
+    check_real,
+)
+from .channels import ChannelGrid
+from .grids import SelectedNodesGrid
+from .record import ArmResult, RoundRecord
+from .replies import ArraySpec, Update
+from .reply_sorter import ODD
+from .round import ModelStep, RoundParts, set_ttl
+from .staleness import rebased
+from .timed_grid import Exchange
+from .wrapped import WrappedStrategy
+
+STALE: Final = "stale"
+"""Failure of an update that began from too old a model."""
+_FIXED_SET: Final = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+"""Wrappers whose promise is for a set of clients that one step trains, each once."""
+_LOOK_S: Final = 0.2  # with a free channel: clients may have become available
+_GIVE_UP: Final = 10  # times as many pieces of work as a step needs updates
+_WIDEST: Final = 10.0
+"""An update weighs at most so many times as much, or as little, for its client's rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferOptions:
+    """How updates that come one by one become steps.
+
+    Attributes
+    ----------
+    size : int, >= 1
+        Usable updates of a step, B.
+    max_staleness : int, >= 0
+        Steps after which an update is not used any more.
+    discount : float, >= 0
+        A stale update counts (1 + s)^-discount, s the steps since; 0: as a fresh one.
+    even : bool
+        Whether an update weighs less the more of them its client delivers, so that each client's
+        data count as if all delivered equally often.
+    """
+
+    size: int
+    max_staleness: int = 100
+    discount: float = 0.0
+    even: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("buffer_size", self.size, minimum=1)
+        check_count("max_staleness", self.max_staleness, minimum=0)
+        check_real("staleness_discount", self.discount, at_least=0.0)
+
+    def require_fit(self, wrapped: WrappedStrategy) -> None:
+        """Refuse, by name, a strategy that needs a fixed set of clients in each step.
+
+        Raises
+        ------
+        ConfigError
+            If it does, or needs more updates than a step has.
+        """
+        for inner in wrapped.chain:
+            name = type(inner).__name__
+            if isinstance(inner, _FIXED_SET) or wrapped.shapes_grow:
+                message = f"{name} needs a fixed set of clients in each step"
+                raise ConfigError("mode", "buffered", message, 'use mode="rounds"')
+        if wrapped.own_start:
+            message = f"{wrapped.name} runs rounds by a start() of its own"
+            raise ConfigError("mode", "buffered", message, 'use mode="rounds"')
+        if wrapped.quorum > self.size:
+            message = f"must be at least {wrapped.quorum}, the updates that {wrapped.name} needs"
+            raise ConfigError("buffer_size", self.size, message)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A piece of work under way."""
+
+    arm: int
+    selection: Selection
+    version: int  # of the model that the client was sent
+    begin_s: float  # since the start of the run
+
+
+@dataclass(slots=True)
+class _Delivered:
+    """An update that waits for its step."""
+
+    place: int  # among the results
+    arm: int
+    update: Update
+    sent: ArrayRecord
+    staleness: int
+
+
+class BufferedStep(ModelStep):
+    """One step: what has ended since the last one, and the updates among it."""
+
+    def __init__(
+        self,
+        parts: RoundParts,
+        number: int,
+        arrays: ArrayRecord,
+        specs: Mapping[str, ArraySpec] | None,
+    ) -> None:
+        super().__init__(parts, number, arrays, specs)
+        self.results: list[ArmResult] = []
+        self.delivered: list[_Delivered] = []
+        self.any_empty = False
+        self.asked: Counter[int] = Counter()  # arms, how often
+        self.configured = False  # whether the wrapped strategy has seen the model of this step
+        self.available: list[int] = []
+        self.absent: list[int] = []
+        self.explanation: Explanation | None = None
+        self.queue: FloatArray | None = None
+        self.begin_s = parts.timed.now()
+        self.length_s = 0.0
+        self._bytes = [0, 0]
+        self._bytes_known = [False, False]
+
+    @property
+    def arms(self) -> list[int]:
+        """Arms whose work has ended in this step, each once."""
+        return sorted({result.arm for result in self.results})
+
+    def note_bytes(self, exchange: Exchange) -> None:
+        """Count what an exchange has sent and received."""
+        for i, size in enumerate((exchange.sent_bytes, exchange.received_bytes)):
+            if size is not None:
+                self._bytes[i] += size
+                self._bytes_known[i] = True
+
+    def aggregate(
+        self, options: BufferOptions, counts: IntArray
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the new model, or none, and the metrics.
+
+        Parameters
+        ----------
+        options : BufferOptions
+            How updates count.
+        counts : (num_arms,) int64
+            Usable updates of each arm so far, these among them.
+        """
+        parts, updates = self._parts, self.delivered
+        self.length_s = parts.timed.now() - self.begin_s
+        if self.no_step is not None:
+            return None, None
+        if not parts.free_form:
+            updates = self._drop_odd(updates)
+        if not updates or len(updates) < parts.wrapped.quorum:
+            none = "no-examples" if self.any_empty else "no-replies"
+            self.no_step = "quorum" if updates else none
+            return None, None
+        replies = [self._presented(each, options, counts) for each in updates]
+        self.delivered = []
+        try:
+            return self._aggregated(replies, consume=True)
+        except Exception as error:  # a fault in a step must not end the run
+            return self._failed(error)
+        finally:
+            self._free()
+
+    def _drop_odd(self, delivered: list[_Delivered]) -> list[_Delivered]:
+        """Leave out updates with other names than most, which Flower's own rules refuse."""
+        agreed = self._parts.sorter.agreed({each.arm: each.update for each in delivered})
+        names = {each.arm: each.update.signature for each in delivered if each.arm in agreed}
+        kept = [each for each in delivered if each.update.signature in names.values()]
+        for each in delivered:
+            if each.update.signature not in names.values():
+                refused = self._parts.sorter.refused(self.results[each.place], ODD)
+                self.results[each.place] = refused
+        return kept
+
+    def _presented(self, each: _Delivered, options: BufferOptions, counts: IntArray) -> Message:
+        """Return the update as one of the model before this step."""
+        weight = 1.0
+        if options.even:
+            active = counts > 0
+            even = counts.sum() / max(np.count_nonzero(active), 1)
+            weight = float(np.clip(even / counts[each.arm], 1.0 / _WIDEST, _WIDEST))
+        return rebased(
+            each.update.message,
+            each.sent,
+            self._arrays,
+            discount=(1.0 + each.staleness) ** -options.discount,
+            weight=weight,
+            weighted_by_key=self._parts.wrapped.weighted_by_key,
+        )
+
+    def record(self, time_s: float) -> RoundRecord:
+        """Return what the step leaves behind; ``time_s`` is its end since the run's begin."""
+        sent, received = (
+            size if known else None
+            for size, known in zip(self._bytes, self._bytes_known, strict=True)
+        )
+        return RoundRecord(
+            round=self.number,
+            time_s=time_s,
+            round_s=self.length_s,
+            num_arms=len(self._parts.membership.table),
+            available=self.available,
+            results=self.results,
+            stepped=self.no_step is None,
+            no_step=self.no_step,
+            absent=self.absent,
+            sent_bytes=sent,
+            received_bytes=received,
+            buffered=True,
+            explanation=self.explanation,
+            queue=self.queue,
+        )
+
+
+class Channels:
+    """The N channels of a run: each is given to an idle client as soon as it is free.
+
+    The wrapped strategy makes a step after every B usable updates. An update is presented to it as
+    if it had been trained from the model of the step (:func:`.rebased`); the models that clients
+    still work from are kept once each.
+
+    Parameters
+    ----------
+    parts : RoundParts
+        What rounds share; its grid must be a :class:`.ChannelGrid`.
+    options : BufferOptions
+        How updates become steps.
+    deadline_s : float
+        Longest time of a piece of work [s].
+
+    Raises
+    ------
+    ConfigError
+        If the grid cannot send messages one by one.
+    """
+
+    def __init__(self, parts: RoundParts, options: BufferOptions, deadline_s: float) -> None:
+        if not isinstance(parts.timed, ChannelGrid):
+            name = type(parts.timed).__name__
+            raise ConfigError("mode", "buffered", f"{name} has no dispatch() and next_ended()")
+        self._grid: ChannelGrid = parts.timed
+        self._parts = parts
+        self._options = options
+        self._deadline_s = deadline_s
+        self._work: dict[int, _Work] = {}  # by node
+        self._ended: deque[Exchange] = deque()
+        self._models: dict[int, ArrayRecord] = {}  # by version, those that are worked from
+        self._version = 0  # changes of the model so far
+        self._decisions = 0
+        self._counts: IntArray = np.zeros(0, dtype=np.int64)  # usable updates by arm
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Decisions so far, and pieces of work that have ended."""
+        return self._decisions, self._parts.policy.policy.last_round
+
+    def run_step(
+        self,
+        one: BufferedStep,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        begin_s: float,
+    ) -> None:
+        """Keep the channels busy until the step has its updates.
+
+        Parameters
+        ----------
+        one : BufferedStep
+            The step, which takes what ends.
+        arrays : ArrayRecord
+            The model.
+        config : ConfigRecord
+            Flower's training configuration.
+        begin_s : float
+            When the run began, on the grid's clock [s].
+        """
+        self._models[self._version] = arrays
+        most = _GIVE_UP * self._options.size
+        while len(one.delivered) < self._options.size and len(one.results) < most:
+            self._fill(one, arrays, config, begin_s)
+            if not self._ended:
+                if not self._work and not self._wait(one):
+                    break
+                free = len(self._work) < self._parts.policy.num_selected
+                self._ended.extend(self._grid.next_ended(_LOOK_S if free else math.inf))
+            if self._ended:
+                self._end(one, self._ended.popleft())
+        self._show_model(one, arrays, config)
+        if self._parts.explain:
+            one.queue = self._parts.policy.queue
+
+    def step(self, one: BufferedStep) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the new model, or none, and the metrics."""
+        for each in one.delivered:
+            self._counts[each.arm] += 1
+        arrays, metrics = one.aggregate(self._options, self._counts)
+        if arrays is not None:
+            self._version += 1
+        needed = {work.version for work in self._work.values()}
+        self._models = {v: model for v, model in self._models.items() if v in needed}
+        return arrays, metrics
+
+    # -- one channel ----------------------------------------------------------------------------
+
+    def _fill(
+        self, one: BufferedStep, arrays: ArrayRecord, config: ConfigRecord, begin_s: float
+    ) -> None:
+        """Give each free channel to an idle client, as far as the policy wants it."""
+        parts = self._parts
+        while len(self._work) < parts.policy.num_selected:
+            self._decisions += 1
+            parts.timed.begin_round(self._decisions)
+            parts.sync()
+            table = parts.membership.table
+            one.available = np.flatnonzero(table.available).tolist()
+            one.absent = np.flatnonzero(~table.member).tolist()
+            selection = parts.policy.ask_one(table, [work.arm for work in self._work.values()])
+            found = np.flatnonzero(selection.mask)
+            if not found.size:
+                return
+            if parts.explain:
+                one.explanation = parts.policy.explain(selection)
+            arm = int(found[0])
+            (node,) = table.node_ids([arm])
+            message = self._message(one, arm, node, arrays, config)
+            now_s = parts.timed.now()
+            self._work[node] = _Work(arm, selection, self._version, now_s - begin_s)
+            self._grid.dispatch([message], self._deadline_s)
+
+    def _message(
+        self, one: BufferedStep, arm: int, node: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> Message:
+        """Return the wrapped strategy's message to a client."""
+        (message,) = self._configured(one, node, arrays, config)
+        set_ttl([message], self._deadline_s)
+        request: dict[str, Any] = {}
+        if requested := self._parts.policy.requested_metrics:
+            request[REPORT] = " ".join(requested)
+        if repeat := one.asked[arm]:
+            request[REPEAT] = repeat
+        if request:
+            message.content[REQUEST] = ConfigRecord(request)
+        one.asked[arm] += 1
+        return message
+
+    def _configured(
+        self, one: BufferedStep, node: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> list[Message]:
+        wrapped = self._parts.wrapped
+        grid = SelectedNodesGrid(self._parts.grid, [node])
+        try:
+            messages = wrapped.configure_train(one.number, arrays, config, grid)
+        except TooFewClientsError as error:
+            raise SchedulingError(f"{wrapped.name}: {error}") from None
+        destinations = [message.metadata.dst_node_id for message in messages]
+        if destinations != [node]:
+            raise SchedulingError(
+                f"{wrapped.name} configured {len(messages)} messages for the client of a free "
+                "channel: buffered mode needs exactly one to it"
+            )
+        one.configured = True
+        return messages
+
+    def _show_model(self, one: BufferedStep, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        """Show the wrapped strategy the model of the step, if no channel was filled in it.
+
+        Flower's adaptive rules keep the model that they configure messages with (flwr 1.42).
+        """
+        if one.delivered and not one.configured:
+            arm = one.delivered[0].arm
+            self._configured(one, *self._parts.membership.table.node_ids([arm]), arrays, config)
+
+    def _wait(self, one: BufferedStep) -> bool:
+        """Wait for a client, with nothing at work; tell whether there is one."""
+        parts = self._parts
+        parts.membership.wait_for(parts.timed, 1, f"step {one.number}")
+        parts.grow()
+        table = parts.membership.table
+        if not table.num_available:
+            one.no_step = "nobody-available"
+        return bool(table.num_available)
+
+    def _end(self, one: BufferedStep, exchange: Exchange) -> None:
+        """Take what became of a piece of work; the policy learns from it."""
+        parts, work = self._parts, self._work.pop(exchange.node_id)
+        staleness, sent = self._version - work.version, self._models[work.version]
+        one.note_bytes(exchange)
+        found = parts.sorter.read([exchange], one.specs, sent)
+        if found.updates and staleness > self._options.max_staleness:
+            text = f"{STALE}: {staleness} steps old, at most {self._options.max_staleness}"
+            found.refuse(work.arm, text)
+        (result,) = parts.sorter.results(found)
+        result = replace(result, staleness=staleness, begin_s=work.begin_s)
+        update = found.updates.get(work.arm)
+        one.any_empty |= bool(found.empty)
+        sizes = {} if update is None else {work.arm: update.num_examples}
+        parts.membership.learn_sizes(one.number, sizes | dict.fromkeys(found.empty, 0.0))
+        if parts.membership.sizes_changed:
+            parts.set_floors()
+        table = parts.membership.table
+        there = table.available & table.member
+        there[[work.arm, *(other.arm for other in self._work.values())]] = True
+        parts.policy.tell_one(work.selection, result, update, there)
+        if update is not None:
+            place = len(one.results)
+            one.delivered.append(_Delivered(place, work.arm, update, sent, staleness))
+        one.results.append(result)
+        if len(table) > self._counts.size:
+            self._counts = np.pad(self._counts, (0, len(table) - self._counts.size))
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on, the models that are worked from among it."""
+        return {
+            "version": self._version,
+            "decisions": self._decisions,
+            "counts": self._counts.copy(),
+            "work": [
+                {
+                    "node": str(node),
+                    "arm": work.arm,
+                    "version": work.version,
+                    "begin_s": work.begin_s,
+                    "available": work.selection.context.available.copy(),
+                    "drawn": work.selection.drawn,
+                }
+                for node, work in self._work.items()
+            ],
+            "models": {
+                str(version): {key: decode_array(array) for key, array in model.items()}
+                for version, model in self._models.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, at_work: bool) -> None:
+        """Go on where :meth:`state_dict` left off.
+
+        Parameters
+        ----------
+        state : mapping
+            What it returned.
+        at_work : bool
+            Whether the grid still has the work that was under way, as a virtual one does; what a
+            fleet's server had sent before it was started anew is lost.
+        """
+        self._version, self._decisions = state["version"], state["decisions"]
+        self._counts = np.asarray(state["counts"], dtype=np.int64)
+        if not at_work:
+            return
+        self._models = {
+            int(version): ArrayRecord({key: Array(value) for key, value in model.items()})
+            for version, model in state["models"].items()
+        }
+        for each in state["work"]:
+            self._work[int(each["node"])] = _restored(each)
+
+
+def _restored(state: Mapping[str, Any]) -> _Work:
+    available: BoolArray = np.asarray(state["available"], dtype=np.bool_)
+    mask = np.zeros_like(available)
+    mask[state["arm"]] = True
+    drawn = None if state["drawn"] is None else np.asarray(state["drawn"])
+    selection = Selection(RoundContext(1, available), mask, drawn)
+    return _Work(state["arm"], selection, state["version"], state["begin_s"])
