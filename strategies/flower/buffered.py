@@ -414,7 +414,9 @@ class Channels:
 
     def _end(self, one: BufferedStep, exchange: Exchange) -> None:
         """Take what became of a piece of work; the policy learns from it."""
-        parts, work = self._parts, self._work.pop(exchange.node_id)
+        parts, work = self._parts, self._work.pop(exchange.node_id, None)
+        if work is None:  # of an earlier run
+            return
         staleness, sent = self._version - work.version, self._models[work.version]
         one.note_bytes(exchange)
         found = parts.sorter.read([exchange], one.specs, sent)

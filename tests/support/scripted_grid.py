@@ -40,26 +40,42 @@ class ScriptedGrid(BareGrid):
         self.deadlines: list[float] = []
         self.on_begin: Callable[[int], None] = lambda server_round: None
         self.now_s = 0.0
+        self.under_way: dict[int, tuple[float, Exchange]] = {}  # by node
 
     def begin_round(self, server_round: int) -> None:
         self.on_begin(server_round)
 
     def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
-        exchanges = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
-            self.sent.append(message)
-            self.deadlines.append(timeout_s)
-            answer = self.clients[node](message)
-            rtt_s = None if answer is None else (node - 100) / 10
-            failure = TIMEOUT if answer is None else None
-            exchanges.append(Exchange(node, answer, rtt_s, failure))
+        exchanges = [self._exchange(message, timeout_s) for message in messages]
         self.now_s += max((timeout_s if e.rtt_s is None else e.rtt_s for e in exchanges), default=0)
         return exchanges[::-1]  # replies come in any order
 
+    def dispatch(self, messages: Sequence[Message], timeout_s: float) -> None:
+        for message in messages:
+            found = self._exchange(message, timeout_s)
+            assert found.node_id not in self.under_way
+            length_s = timeout_s if found.rtt_s is None else found.rtt_s
+            self.under_way[found.node_id] = self.now_s + length_s, found
+
+    def next_ended(self, wait_s: float) -> list[Exchange]:
+        if not self.under_way:
+            return []
+        node = min(self.under_way, key=lambda node: (self.under_way[node][0], node))
+        end_s, found = self.under_way.pop(node)
+        self.now_s = max(self.now_s, end_s)
+        return [found]
+
+    def _exchange(self, message: Message, timeout_s: float) -> Exchange:
+        node = message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
+        self.sent.append(message)
+        self.deadlines.append(timeout_s)
+        answer = self.clients[node](message)
+        rtt_s = None if answer is None else (node - 100) / 10
+        return Exchange(node, answer, rtt_s, TIMEOUT if answer is None else None)
+
     def busy(self) -> set[int]:
-        return set()
+        return set(self.under_way)
 
     def opted_out(self) -> set[int]:
         return self.away | self.leave

@@ -84,10 +84,16 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         {"tau-max-s": 0.5, "min-clients": 9, "wait-s": 30.0, "aggregation": "krum"},
         {"strategy": "random", "availability": "0.1", "wait-s": 30.0, "checkpoint-every": 1},
         {"compress": "up=int8,down=bfloat16", "payload-bits": "model", "tau-max-s": 20.0},
+        {"mode": "buffered", "strategy": "cs-ucb-q-loss", "availability": "0.8"},
+        {
+            **{"mode": "buffered", "strategy": "e3cs", "buffer-size": 3, "wait-s": 30.0},
+            **{"joins": "3:20,4:31", "aggregation": "fedadam", "aggregation-option": "eta=0.01"},
+        },
     ],
     ids=[
         *("cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"),
         *("waiting", "waiting-krum", "nobody-there", "error-feedback"),
+        *("buffered", "buffered-late-joiners"),
     ],
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(
