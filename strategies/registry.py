@@ -20,8 +20,11 @@ from .comparators.e3cs import E3cs
 from .comparators.fedcs import FedCs
 from .comparators.kl_ucb import KlUcb
 from .comparators.oort import Oort
+from .comparators.pisces import Pisces
+from .comparators.pyramidfl import PyramidFl
 from .comparators.rbcs_f import RbcsF
 from .comparators.switching_ucb import DiscountedUcb, SlidingWindowUcb
+from .comparators.tifl import TiFl
 from .comparators.tscsf_b import TscsfB
 from .comparators.ucb_tuned import UcbTuned
 from .policies.cs_ucb import CsUcb, ModifiedCsUcb
@@ -198,6 +201,14 @@ def _any_queue_weight(num_arms: int, rng: np.random.Generator) -> Mapping[str, A
     return {"beta": beta, "truncate": bool(rng.integers(2))}
 
 
+def _any_tiers(num_arms: int, rng: np.random.Generator) -> Mapping[str, Any]:
+    return {
+        "num_tiers": int(rng.integers(1, 5)),
+        "interval": int(rng.integers(1, 5)),
+        "credits": int(rng.integers(1, 5)),
+    }
+
+
 POLICIES: Final = _Registry(
     (
         PolicySpec(Uniform.name, Uniform, "uniformly at random"),
@@ -269,6 +280,22 @@ POLICIES: Final = _Registry(
             FedCs,
             "smallest mean time first (Nishio and Yonetani, 2019)",
             example=lambda num_arms, rng: {"candidate_fraction": rng.choice([0.5, 1.0])},
+        ),
+        _comparator(
+            TiFl,
+            "clients of one speed per round, slow ones too (Chai et al., 2020)",
+            uses=("loss",),
+            example=_any_tiers,
+        ),
+        _comparator(
+            PyramidFl,
+            "loss and time as in Oort, with other constants (Li et al., 2022)",
+            uses=("loss",),
+        ),
+        _comparator(
+            Pisces,
+            "loss and staleness, where clients are not waited for (Jiang et al., 2022)",
+            uses=("loss",),
         ),
     )
 )

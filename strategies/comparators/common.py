@@ -1,12 +1,14 @@
-"""What the comparators share: clipped times and flat views."""
+"""What the comparators share: clipped times, reported losses, flat views."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from ..base import FloatArray, RoundOutcome, SchedulingPolicy, Selection
+from ..base import BoolArray, FloatArray, IntArray, RoundOutcome, SchedulingPolicy, Selection
+
+_LARGEST_LOSS: Final = 1e100
 
 
 def flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -38,3 +40,47 @@ def times_s(policy: SchedulingPolicy, selection: Selection, outcome: RoundOutcom
 def rewards(policy: SchedulingPolicy, selection: Selection, outcome: RoundOutcome) -> FloatArray:
     """Return the reward of each selected arm, 1 - tau / tau_max; else like :func:`times_s`."""
     return 1.0 - times_s(policy, selection, outcome) / policy.tau_max_s
+
+
+def learn_losses(last_loss: FloatArray, selection: Selection, outcome: RoundOutcome) -> None:
+    """Note the losses that selected arms report, by their absolute values.
+
+    Parameters
+    ----------
+    last_loss : (*batch, num_arms) float64
+        Changed where a selected arm reports a finite loss.
+    selection, outcome
+        A round that was checked.
+    """
+    reported = outcome.reported.get("loss")
+    if reported is not None:
+        known = selection.mask & np.isfinite(reported)
+        last_loss[known] = np.minimum(np.abs(reported[known]), _LARGEST_LOSS)
+
+
+def known_or_mean(last_loss: FloatArray) -> FloatArray:
+    """Return losses, with the mean of the row's known ones where an arm's is not known.
+
+    Parameters
+    ----------
+    last_loss : (*batch, num_arms) float64
+        ``-inf`` where nothing is known.
+
+    Returns
+    -------
+    (*batch, num_arms) float64
+        1 in a row without any known loss.
+    """
+    known = np.isfinite(last_loss)
+    count = np.count_nonzero(known, axis=-1)[..., np.newaxis]
+    total = np.where(known, last_loss, 0.0).sum(axis=-1, keepdims=True)
+    mean = np.where(count > 0, total / np.maximum(count, 1), 1.0)
+    return np.where(known, last_loss, mean)
+
+
+def largest(key: FloatArray, count: IntArray) -> BoolArray:
+    """Return the mask of the largest in each row, ``count`` of them."""
+    mask = np.zeros(key.shape, dtype=np.bool_)
+    among = np.arange(key.shape[-1]) < count[..., np.newaxis]
+    np.put_along_axis(mask, np.argsort(-key, axis=-1), among, axis=-1)
+    return mask

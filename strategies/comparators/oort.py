@@ -20,19 +20,13 @@ from ..base import (
     check_real,
 )
 from ..selection import quantile_of
-from .common import flat, times_s
+from .common import flat, known_or_mean, largest, learn_losses, times_s
 
 _EXPLORATION: Final = 0.9
-_EXPLORATION_DECAY: Final = 0.98
 _LEAST_EXPLORATION: Final = 0.2
-"""Part of the places for clients never tried, in round 1, from round to round, and at least."""
-_CLIP_QUANTILE: Final = 0.95
-"""Where statistical utilities are cut."""
-_CUTOFF: Final = 0.95
-"""Part of the utility at the cut that lets a client into the draw, c."""
+"""Part of the places for clients never tried, in round 1, and at least."""
 _UNCERTAINTY: Final = 0.1
 _TINY: Final = 1e-300
-_LARGEST_LOSS: Final = 1e100
 
 
 class Oort(SchedulingPolicy):
@@ -96,6 +90,12 @@ class Oort(SchedulingPolicy):
     """
 
     name: ClassVar[str] = "oort"
+    _exploration_decay: ClassVar[float] = 0.98
+    """Factor of the part of the places for clients never tried, from round to round."""
+    _clip_quantile: ClassVar[float] = 0.95
+    """Where statistical utilities are cut."""
+    _cutoff: ClassVar[float] = 0.95
+    """Part of the utility at the cut that lets a client into the draw, c."""
     _per_arm: ClassVar[Mapping[str, float]] = {
         **SchedulingPolicy._per_arm,
         "last_loss": -np.inf,
@@ -139,10 +139,8 @@ class Oort(SchedulingPolicy):
         known = np.isfinite(self.last_loss)
         if not known.any():
             return np.ones(self.shape)
-        count = np.maximum(np.count_nonzero(known, axis=-1), 1)[..., np.newaxis]
-        loss = np.where(known, self.last_loss, 0.0)
-        loss = np.where(known, loss, loss.sum(axis=-1, keepdims=True) / count)
-        cut = quantile_of(loss, known, _CLIP_QUANTILE)[..., np.newaxis]
+        loss = known_or_mean(self.last_loss)
+        cut = quantile_of(loss, known, self._clip_quantile)[..., np.newaxis]
         least = 0.999 * np.where(known, loss, np.inf).min(axis=-1, keepdims=True)
         greatest = np.where(known, loss, -np.inf).max(axis=-1, keepdims=True)
         anybody = known.any(axis=-1, keepdims=True)
@@ -158,9 +156,9 @@ class Oort(SchedulingPolicy):
         # The largest of ln(utility) + Gumbel noise: a draw in proportion, without replacement.
         noise = self._rng.gumbel(size=self.shape)
         key = np.where(admitted, np.log(np.maximum(utility, _TINY)) + noise, -np.inf)
-        mask = _largest(key, exploiting)
+        mask = largest(key, exploiting)
         if exploring.any():
-            mask |= _largest(np.where(new, self._rng.random(self.shape), -np.inf), exploring)
+            mask |= largest(np.where(new, self._rng.random(self.shape), -np.inf), exploring)
         return mask
 
     def _candidates(
@@ -172,7 +170,9 @@ class Oort(SchedulingPolicy):
         num_tried, num_new = (np.count_nonzero(mask, axis=-1) for mask in (tried, new))
 
         places = self.num_selected
-        part = max(_EXPLORATION * _EXPLORATION_DECAY ** (context.round - 1), _LEAST_EXPLORATION)
+        part = max(
+            _EXPLORATION * self._exploration_decay ** (context.round - 1), _LEAST_EXPLORATION
+        )
         exploring = np.minimum(num_new, places - int(places * (1.0 - part) + 1e-9))
         exploiting = np.minimum(num_tried, places - exploring)
         exploring = np.minimum(num_new, places - exploiting)
@@ -180,7 +180,7 @@ class Oort(SchedulingPolicy):
         utility = np.where(tried, utility, -1.0)
         last_in = np.maximum(exploiting - 1, 0)[..., np.newaxis]
         cut = np.take_along_axis(-np.sort(-utility, axis=-1), last_in, axis=-1)
-        return tried & (utility >= _CUTOFF * cut), new, exploiting, exploring
+        return tried & (utility >= self._cutoff * cut), new, exploiting, exploring
 
     def _explain(self, selection: Selection) -> Explanation:
         loss, bonus, utility = self._utilities(selection.round)
@@ -209,15 +209,4 @@ class Oort(SchedulingPolicy):
         arms = selection.positions
         flat(self.last_time_s)[arms] = times_s(self, selection, outcome)
         flat(self.last_selected)[arms] = selection.round
-        reported = outcome.reported.get("loss")
-        if reported is not None:
-            known = selection.mask & np.isfinite(reported)
-            self.last_loss[known] = np.minimum(np.abs(reported[known]), _LARGEST_LOSS)
-
-
-def _largest(key: FloatArray, count: IntArray) -> BoolArray:
-    """Return the mask of the largest in each row, ``count`` of them."""
-    mask = np.zeros(key.shape, dtype=np.bool_)
-    among = np.arange(key.shape[-1]) < count[..., np.newaxis]
-    np.put_along_axis(mask, np.argsort(-key, axis=-1), among, axis=-1)
-    return mask
+        learn_losses(self.last_loss, selection, outcome)

@@ -168,13 +168,16 @@ def assert_explains(policy, explanation, selection, calls):
     assert (sum(np.isinf(part).astype(int) for part in explanation.parts.values()) <= 1).all()
     score, tolerated = explanation.score, tolerance(explanation)
     if explanation.rule == "drawn":
-        if policy.name != "oort":  # probabilities
+        if not isinstance(policy, oort.Oort):  # probabilities
             count = available.sum(axis=-1, keepdims=True)
             places = np.minimum(count, policy.num_selected)
             expected = available * places / np.maximum(count, 1)
             if policy.name == "e3cs":
                 expected = policy.probabilities(available)[0]
                 assert all((part >= 0).all() for part in explanation.parts.values())
+            elif policy.name == "tifl":
+                expected = policy.probability(available)
+                assert_close(expected.sum(axis=-1), places[..., 0], TOLERANCE, ...)
             assert_close(score, expected, tolerated, ...)
         assert (score >= -tolerated).all()
         return
@@ -182,7 +185,8 @@ def assert_explains(policy, explanation, selection, calls):
     if calls:
         expected, tied = by_plain_numbers(explanation, calls[-1], selection)
         assert_close(score, expected, tolerated, calls[-1]["available"])
-        assert (score == np.inf)[available & ~calls[-1]["available"]].all()
+        last = np.inf if explanation.rule == "smallest" else -np.inf
+        assert (score == last)[available & ~calls[-1]["available"]].all()
         if len(calls[-1].get("keys", ())) > 1:
             assert_close(explanation.tie_break, calls[-1]["keys"][1], tolerated, ...)
         if "cost" in calls[-1]:
@@ -225,15 +229,16 @@ def test_explanations_are_what_the_arms_were_selected_by(name, case):
                 policy.explain(selection)
 
 
+@pytest.mark.parametrize("name", ["oort", "pyramidfl"])
 @examples(150)
 @given(case=cases())
-def test_oort_draws_by_the_explained_utilities(case):
-    policy = case.build(find_policy("oort"))
+def test_oort_draws_by_the_explained_utilities(name, case):
+    policy = case.build(find_policy(name))
     tiny = 1e-300
     for context, outcome in case.rounds():
         twin = np.random.default_rng()
         twin.bit_generator.state = policy.state_dict()["rng"]
-        with mock.patch.object(oort, "_largest", wraps=oort._largest) as largest:
+        with mock.patch.object(oort, "largest", wraps=oort.largest) as largest:
             selection = policy.ask(context)
         score = policy.explain(selection).score
         tried = context.available & (policy.play_count > 0)

@@ -29,6 +29,7 @@ def test_names_and_summaries():
         *("cs-ucb-q-loss", "oracle"),
         *("ucb-tuned", "kl-ucb", "d-ucb", "sw-ucb", "tscsf-b"),
         *("rbcs-f", "e3cs", "bsfl", "oort", "fedcs"),
+        *("tifl", "pyramidfl", "pisces"),
     ]
     assert [name for name in POLICIES if POLICIES[name].comparator] == list(POLICIES)[10:]
     for name, spec in POLICIES.items():
@@ -36,8 +37,9 @@ def test_names_and_summaries():
         assert spec.summary
         assert "\n" not in spec.summary
     assert POLICIES["local-accuracy"].needs == ("local_accuracy",)
-    assert POLICIES["oort"].reports == ("loss",)
-    assert not POLICIES["oort"].needs, "it does with times alone"
+    for name in ("oort", "tifl", "pyramidfl", "pisces"):
+        assert POLICIES[name].reports == ("loss",)
+        assert not POLICIES[name].needs, "it does with times alone"
 
 
 def test_build_passes_parameters_on():

@@ -67,7 +67,7 @@ def random_rounds(policy, num_rounds, seed=3, **reported):
         yield t, available, selection.mask, gain, completed
 
 
-@pytest.mark.parametrize("name", [n for n in COMPARATORS if n not in ("tscsf-b", "e3cs")])
+@pytest.mark.parametrize("name", [n for n in COMPARATORS if n not in ("tscsf-b", "e3cs", "pisces")])
 def test_untried_arms_come_first_unless_drawn_by_chance(name):
     policy = build(name, num_arms=5, num_selected=2)
     first = chosen(policy, 1)
@@ -530,6 +530,203 @@ def test_fedcs_asks_a_part_of_the_clients():
     assert (abs(mask[:, :3].mean(axis=0) - p) < 6 * np.sqrt(p * (1 - p) / rows)).all()
 
 
+# --- TiFL -----------------------------------------------------------------------------------------
+
+SIX_TIMES_S = [0.5, 0.6, 1.0, 1.2, 3.0, 3.5]  # two fast, two in the middle, two slow
+
+
+def three_tiers(loss=(0.1, 0.1, 0.3, 0.5, 0.2, 0.2), **params):
+    params = {"num_arms": 6, "num_selected": 2, "num_tiers": 3, "interval": 2, **params}
+    policy = build("tifl", **params)
+    force(policy, 1, [1] * 6, SIX_TIMES_S, loss=loss)
+    return policy
+
+
+def test_tifl_sorts_clients_into_tiers_of_equal_size_by_mean_times():
+    policy = build("tifl", num_arms=8, num_selected=2, num_tiers=3)
+    times = [3.0, 0.5, 2.0, 0.6, 1.0, 3.5, 0.7, 0.0]
+    force(policy, 1, [1] * 7 + [0], times)
+    assert policy.tier.tolist() == [2, 0, 1, 0, 1, 2, 0, -1]
+    force(policy, 2, [0, 1, 0, 0, 0, 0, 0, 0], times, completed=[0] * 8)  # (0.5 + 4) / 2
+    assert policy.tier.tolist() == [2, 1, 1, 0, 0, 2, 0, -1]
+    # No more tiers than can have two clients each.
+    few = build("tifl", num_arms=5, num_selected=2)
+    force(few, 1, [1] * 5, times[:5])
+    assert few.tier.tolist() == [1, 0, 1, 0, 0]
+
+
+def test_tifl_draws_a_tier_and_its_clients_uniformly():
+    rows = 20_000
+    policy = build("tifl", num_arms=7, num_selected=2, num_tiers=3, batch_shape=(rows,))
+    everybody = np.ones((rows, 7), bool)
+    force(policy, 1, everybody, np.tile([0.5, 0.6, 0.7, 1.0, 1.2, 3.0, 3.5], (rows, 1)))
+    policy.tier_chance = np.tile([0.6, 0.3, 0.1], (rows, 1))
+    mask = policy.ask(RoundContext(2, everybody)).mask
+    assert (mask.sum(axis=1) == 2).all()
+    tiers = policy.tier[mask].reshape(rows, 2)
+    assert (tiers[:, 0] == tiers[:, 1]).all()
+    p = np.array([0.4, 0.4, 0.4, 0.3, 0.3, 0.1, 0.1])
+    assert policy.probability(everybody)[0] == pytest.approx(p)
+    # 6 sigma of a binomial, about 1e-9.
+    assert (abs(mask.mean(axis=0) - p) < 6 * np.sqrt(p * (1 - p) / rows)).all()
+
+
+def test_tifl_credits_are_spent_and_given_again():
+    policy = three_tiers(credits=2, interval=1000)
+    assert policy.credits_left.tolist() == [2, 2, 2], "measuring everybody costs none"
+    for t, arms in ((2, [0, 1]), (3, [0, 1]), (4, [4, 5])):
+        force(policy, t, np.isin(np.arange(6), arms), SIX_TIMES_S)
+    assert policy.credits_left.tolist() == [0, 2, 1]
+    assert policy.last_tier == 2
+    assert policy.probability(np.ones(6, bool)) == pytest.approx([0, 0, 0.5, 0.5, 0.5, 0.5])
+    # Where only those without credits are complete, they are drawn all the same.
+    assert chosen(policy, 5, [1, 1, 1, 0, 1, 0]) == [0, 1]
+    for t, arms in ((5, [4, 5]), (6, [2, 3])):
+        force(policy, t, np.isin(np.arange(6), arms), SIX_TIMES_S)
+    assert policy.credits_left.tolist() == [0, 1, 0]
+    policy.tier_chance = np.array([0.5, 0.5, 0.0])
+    force(policy, 7, [0, 0, 1, 1, 0, 0], SIX_TIMES_S)
+    assert policy.credits_left.tolist() == [2, 2, 2]
+    assert policy.tier_chance == pytest.approx([1 / 3] * 3)
+
+
+def test_tifl_chances_follow_the_losses_where_they_do_not_fall():
+    policy = three_tiers()
+    assert policy.tier_chance == pytest.approx([1 / 3] * 3)
+    force(policy, 2, [1, 1, 0, 0, 0, 0], SIX_TIMES_S)
+    # Losses 0.1, 0.4, 0.2, and nothing to compare with: 3, 2 and 1 sixths by losses.
+    assert policy.tier_chance == pytest.approx([1 / 6, 3 / 6, 2 / 6])
+    assert policy.tier_checked_loss == pytest.approx([0.1, 0.4, 0.2])
+    force(policy, 3, [0, 0, 0, 0, 1, 1], SIX_TIMES_S, loss=[0] * 4 + [0.9, 0.9])
+    force(policy, 4, [0, 0, 1, 1, 0, 0], SIX_TIMES_S, loss=[0, 0, 0.3, 0.4, 0, 0])
+    # The tier drawn last has 0.35 after 0.4: nothing changes.
+    assert policy.tier_chance == pytest.approx([1 / 6, 3 / 6, 2 / 6])
+    assert policy.tier_checked_loss == pytest.approx([0.1, 0.35, 0.9])
+    force(policy, 6, [0, 0, 1, 1, 0, 0], SIX_TIMES_S)  # still 0.35
+    assert policy.tier_chance == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+
+
+def test_tifl_tiers_without_credits_have_no_chance():
+    policy = three_tiers(credits=1)
+    force(policy, 2, [0, 0, 1, 1, 0, 0], SIX_TIMES_S)
+    assert policy.tier_chance == pytest.approx([1 / 3, 0, 2 / 3])
+
+
+def test_tifl_without_losses_draws_tiers_equally():
+    policy = three_tiers(loss=[math.nan] * 6)
+    for t in range(2, 9):
+        force(policy, t, [1, 1, 0, 0, 0, 0], SIX_TIMES_S)
+    assert policy.tier_chance == pytest.approx([1 / 3] * 3)
+
+
+def test_tifl_fills_a_round_that_no_tier_fills():
+    policy = build("tifl", num_arms=9, num_selected=3, num_tiers=3)
+    force(policy, 1, [1] * 9, np.arange(9) / 3)
+    there = np.array([1, 0, 0, 1, 1, 0, 1, 0, 0], bool)  # two of the middle
+    assert policy.probability(there) == pytest.approx([0.5, 0, 0, 1, 1, 0, 0.5, 0, 0])
+    assert {3, 4} < set(chosen(policy, 2, there))
+
+
+# --- PyramidFL ------------------------------------------------------------------------------------
+
+
+def test_pyramidfl_explores_less_and_admits_more_than_oort():
+    policies = [build(name, num_arms=30, num_selected=10) for name in ("pyramidfl", "oort")]
+    known = np.arange(30) < 12
+    for policy in policies:
+        force(policy, 1, known, np.where(known, 1.0, 0.0))
+    # Round 20: epsilon = 0.9 * 0.95^19 = 0.340 and 0.9 * 0.98^19 = 0.613.
+    counts = [sum(arm < 12 for arm in chosen(policy, 20)) for policy in policies]
+    assert counts == [6, 3]
+
+
+def test_pyramidfl_draws_down_to_seven_tenths_of_the_cut():
+    rows = 20_000
+    policy = build("pyramidfl", num_arms=3, batch_shape=(rows,))
+    force(policy, 1, np.ones((rows, 3)), np.tile([1.0, 1.1, 1.2], (rows, 1)))
+    mask = policy.ask(RoundContext(2, np.ones((rows, 3), bool))).mask
+    # Utilities are as 1 to 1 / 1.1^2 = 0.83 to 1 / 1.2^2 = 0.694: T is the least of three times.
+    assert not mask[:, 2].any()
+    p = 1 / (1 + 1.1**-2)
+    # 6 sigma of a binomial, about 1e-9.
+    assert abs(mask[:, 0].mean() - p) < 6 * math.sqrt(p * (1 - p) / rows)
+
+
+def test_pyramidfl_cuts_losses_at_98_percent():
+    loss = np.arange(1.0, 31.0)
+    utilities = []
+    for name in ("pyramidfl", "oort"):
+        policy = build(name, num_arms=30)
+        force(policy, 1, [1] * 30, [1.0] * 30, loss=loss)
+        utilities.append(policy.utility(1))  # ln 1: no bonus
+    expected = (loss - 0.999) / (30 - 0.999)
+    assert utilities[0] == pytest.approx(expected)  # rank int(0.98 * 30) is the last
+    assert utilities[1] == pytest.approx(np.minimum(expected, expected[28]))
+
+
+# --- Pisces ---------------------------------------------------------------------------------------
+
+
+def test_pisces_utility_by_hand():
+    policy = build("pisces", mean_staleness=2.0)
+    force(policy, 1, [1, 1, 0], [1.0, 3.0, 0.0], loss=[0.5, -2.0, 0.0])
+    # Mean time 2: 2 * 1 / 2 and 2 * 3 / 2 steps behind.
+    assert policy.utility() == pytest.approx([0.5 / 2, 2.0 / 4, 0.0])
+    force(policy, 2, [1, 0, 0], [2.0, 0.0, 0.0])  # mean 2 again: 1 and 2 steps
+    assert policy.utility() == pytest.approx([0.5 / 2.5, 2.0 / 4, 0.0])
+    force(policy, 3, [0, 0, 1], [0.0] * 3, completed=[1, 1, 0])  # 4 s, mean 2.5
+    # Reported nothing: the mean of 0.5 and 2.
+    assert policy.utility()[2] == pytest.approx(1.25 / (2 * 4 / 2.5 + 1))
+    steep = build("pisces", staleness_penalty=2.0)
+    force(steep, 1, [1, 1, 0], [1.0, 3.0, 0.0])
+    assert steep.utility() == pytest.approx([1 / 1.5**2, 1 / 2.5**2, 0.0])
+
+
+def test_pisces_forgets_all_but_five_stalenesses():
+    policy = build("pisces", num_arms=2)
+    expected, total = [], 0.0
+    for t, time_s in enumerate([4.0, 1.0, 2.0, 3.0, 1.0, 2.0, 1.0], start=1):
+        force(policy, t, [1, 0], [time_s, 0.0], loss=[1.0, 0.0])
+        total += time_s
+        expected.append(time_s / (total / t))
+    assert policy.utility()[0] == pytest.approx(1 / (1 + sum(expected[-5:]) / 5))
+
+
+@pytest.mark.parametrize(("round", "chance"), [(2, 0.3), (12, 0.3 * 0.99**10), (1000, 0.1)])
+def test_pisces_explores_now_and_then(round, chance):
+    rows = 20_000
+    policy = build("pisces", num_arms=4, batch_shape=(rows,))
+    force(policy, 1, np.tile([1, 1, 0, 0], (rows, 1)), np.tile([1.0, 2.0, 0, 0], (rows, 1)))
+    mask = policy.ask(RoundContext(round, np.ones((rows, 4), bool))).mask
+    assert not mask[:, 1].any(), "of those tried, the one with the larger utility"
+    p = np.array([1 - chance, 0.0, chance / 2, chance / 2])
+    # 6 sigma of a binomial, about 1e-9.
+    assert (abs(mask.mean(axis=0) - p) <= 6 * np.sqrt(p * (1 - p) / rows)).all()
+
+
+def test_pisces_gives_places_away_one_by_one():
+    policy = build("pisces", num_arms=3)
+    at_work, ends = set(), []
+    for t in range(1, 40):
+        while len(at_work) < 2:
+            idle = [arm not in at_work for arm in range(3)]
+            (arm,) = chosen(policy, t, idle)
+            assert arm not in at_work
+            at_work.add(arm)
+        done = min(at_work, key=lambda arm: (ends.count(arm) + 1) * (1.0, 1.5, 3.9)[arm])
+        at_work.remove(done)
+        ends.append(done)
+        force(policy, t, np.arange(3) == done, [1.0, 1.5, 3.9], loss=[0.5, 0.5, 0.5])
+    assert chosen(policy, 40, [0, 0, 0]) == []
+    assert policy.play_count.tolist() == [ends.count(arm) for arm in range(3)]
+    assert policy.utility()[0] > policy.utility()[1]
+    # Places that exploration cannot fill go to those tried, and the other way round.
+    some = build("pisces", num_arms=4, num_selected=3)
+    force(some, 1, [1, 1, 0, 0], [1.0] * 4)
+    assert chosen(some, 2, [1, 0, 1, 1]) == [0, 2, 3]
+    assert chosen(some, 2, [1, 1, 0, 1]) == [0, 1, 3]
+
+
 # --- parameters -----------------------------------------------------------------------------------
 
 
@@ -553,6 +750,13 @@ def test_fedcs_asks_a_part_of_the_clients():
         ("oort", "time_penalty", [-1.0]),
         ("oort", "preferred_percentile", [0.0, 100.5]),
         ("fedcs", "candidate_fraction", [0.0, 1.5]),
+        ("tifl", "num_tiers", [0, 2.0]),
+        ("tifl", "interval", [0, True]),
+        ("tifl", "credits", [0, "many"]),
+        ("pyramidfl", "time_penalty", [-1.0]),
+        ("pyramidfl", "preferred_percentile", [0.0, 100.5]),
+        ("pisces", "staleness_penalty", [-1.0, math.inf]),
+        ("pisces", "mean_staleness", [-1.0, None]),
     ],
 )
 def test_wrong_parameters_are_refused(name, param, values):
@@ -656,3 +860,27 @@ def test_oort_explains_utilities_and_places():
     assert parts["mean"] == pytest.approx([0, -0.75 * (1 + bonus), 0, 0, 0])
     half = (1 + bonus) / 2
     assert parts["chance"] == pytest.approx([0, -0.25 * (1 + bonus), half, half, 0])
+
+
+def test_tifl_explains_chances():
+    policy = three_tiers()
+    explanation = policy.explain(policy.ask(context(2, [1, 1, 1, 1, 1, 0])))
+    assert explanation.rule == "drawn"
+    # The slow tier is not complete.
+    assert explanation.parts["weight"] == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.0, 0.0])
+    policy.add_arms(2)
+    explanation = policy.explain(policy.ask(context(2, [1] * 7 + [0])))
+    assert explanation.parts["weight"] == pytest.approx([1 / 6] * 6 + [1.0, 0.0])
+
+
+def test_pisces_explains_utilities_and_who_was_explored():
+    policy = build("pisces", num_arms=4, num_selected=2)
+    force(policy, 1, [1, 1, 0, 0], [1.0, 3.0, 0, 0], loss=[0.5, 2.0, 0, 0])
+    selection = policy.ask(context(2, [1, 1, 1, 0]))
+    explanation = policy.explain(selection)
+    assert explanation.rule == "largest"
+    parts = explanation.parts
+    assert parts["loss"] == pytest.approx([0.5, 2.0, 0.0, 0.0])
+    assert parts["mean"] == pytest.approx([0.5 / 1.5 - 0.5, 2.0 / 2.5 - 2.0, 0.0, 0.0])
+    explored = math.inf if selection.mask[2] else -math.inf
+    assert parts["chance"].tolist() == [0.0, 0.0, explored, -math.inf]
