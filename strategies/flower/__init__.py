@@ -1,6 +1,7 @@
 """The adapter: schedule the clients of any Flower strategy."""
 
 from .arm_table import Arm, ArmTable
+from .channels import ChannelGrid
 from .following import Follower, RecordingOptions, StartedRun, followed_by
 from .grids import OwnGrid
 from .rate_limited_log import RateLimitedLog
@@ -24,6 +25,7 @@ __all__ = [
     "Arm",
     "ArmResult",
     "ArmTable",
+    "ChannelGrid",
     "Exchange",
     "Follower",
     "OwnGrid",

@@ -63,6 +63,7 @@ from flower_scheduling.server.transport.requests import LOST
 from flower_scheduling.strategies.flower import (
     TIMEOUT,
     UNDELIVERABLE,
+    ChannelGrid,
     Exchange,
     ScheduledStrategy,
     TimedExchange,
@@ -292,6 +293,80 @@ def test_times_what_the_clients_take(fleet: Fleet) -> None:
         gates[name].open.set()
         until(lambda name=name: node_id_of(name) not in fleet.grid.busy())
     assert [e.rtt_s for e in pending.result()] == [6.5, 2.0, 2.5]
+
+
+def ended(fleet: Fleet, count: int) -> list[Exchange]:
+    """Return the next exchanges to end, of those that were dispatched."""
+    found: list[Exchange] = []
+    until(lambda: found.extend(fleet.grid.next_ended(0.05)) or len(found) >= count)
+    return found
+
+
+def test_dispatched_messages_end_one_by_one_in_the_order_of_their_ends(fleet: Fleet) -> None:
+    assert isinstance(fleet.grid, ChannelGrid)
+    now_s = [100.0]
+    fleet.restart(clock=lambda: now_s[0])
+    gates = {name: Gate() for name in "abc"}
+    for name, gate in gates.items():
+        fleet.run(name, echo_app(gate))
+        fleet.grid.dispatch(to(name), LONG_S)
+        assert gate.begun.wait(PATIENCE_S)
+        now_s[0] += 1.0
+    assert fleet.grid.busy() == {node_id_of(name) for name in gates}
+    assert fleet.grid.next_ended(0.0) == []
+    for name in "ca":
+        gates[name].open.set()
+        until(lambda name=name: node_id_of(name) not in fleet.grid.busy())
+        now_s[0] += 1.0
+    found = ended(fleet, 2)
+    assert [e.node_id for e in found] == [node_id_of("c"), node_id_of("a")]
+    assert [e.rtt_s for e in found] == [1.0, 4.0], "each from its own dispatch"
+    fleet.grid.dispatch(to("c"), LONG_S)
+    assert model_of(*ended(fleet, 1)) == [1.0] * 4
+    gates["b"].open.set()
+    assert [e.node_id for e in ended(fleet, 1)] == [node_id_of("b")]
+    assert fleet.grid.next_ended(LONG_S) == [], "nothing is under way: there is nothing to wait for"
+
+
+def test_dispatched_message_past_its_deadline_is_a_timeout_and_its_client_busy(
+    fleet: Fleet,
+) -> None:
+    gate = Gate()
+    fleet.run("slow", echo_app(gate))
+    fleet.run("fast")
+    fleet.grid.dispatch(to("slow"), 0.2)
+    (late,) = ended(fleet, 1)
+    assert (late.reply, late.failure) == (None, TIMEOUT)
+    assert fleet.grid.busy() == {node_id_of("slow")}
+    fleet.grid.dispatch(to("fast"), LONG_S)
+    assert model_of(*ended(fleet, 1)) == [1.0] * 4
+    gate.open.set()
+    until(lambda: not fleet.grid.busy())
+    assert fleet.grid.num_late_replies == 1
+    assert fleet.grid.next_ended(0.0) == [], "a late reply is no second end"
+
+
+def test_dispatch_to_a_client_that_is_gone_ends_at_once(fleet: Fleet) -> None:
+    gate = Gate()
+    client = fleet.run("a", echo_app(gate))
+    fleet.grid.dispatch(to("a", "unknown"), LONG_S)
+    (unknown,) = ended(fleet, 1)
+    assert (unknown.node_id, unknown.failure) == (node_id_of("unknown"), UNDELIVERABLE)
+    assert gate.begun.wait(PATIENCE_S)
+    client.stop()
+    gate.open.set()
+    (gone,) = ended(fleet, 1)
+    assert gone.node_id == node_id_of("a")
+
+
+def test_exchange_and_dispatched_work_do_not_take_each_others_replies(fleet: Fleet) -> None:
+    gate = Gate()
+    fleet.run("a", echo_app(gate))
+    fleet.run("b")
+    fleet.grid.dispatch(to("a"), LONG_S)
+    assert [e.node_id for e in fleet.exchange("b")] == [node_id_of("b")]
+    gate.open.set()
+    assert [e.node_id for e in ended(fleet, 1)] == [node_id_of("a")]
 
 
 def test_waiting_for_other_clients_models_is_not_the_clients_time(fleet: Fleet) -> None:

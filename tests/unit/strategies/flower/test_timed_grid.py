@@ -11,7 +11,13 @@ from flwr.app.metadata import Metadata
 from flwr.supercore.task_identity import TaskIdentity
 from grids import BareGrid
 
-from flower_scheduling.strategies.flower import TIMEOUT, UNDELIVERABLE, TimedExchange, TimedGrid
+from flower_scheduling.strategies.flower import (
+    TIMEOUT,
+    UNDELIVERABLE,
+    ChannelGrid,
+    TimedExchange,
+    TimedGrid,
+)
 
 SUPERLINK = 1
 
@@ -186,3 +192,34 @@ def test_replies_to_unknown_messages_and_second_answers_are_ignored() -> None:
     stock.extra = [first]  # a copy of an old answer turns up in the next round
     (again,) = grid.exchange(to(10), timeout_s=5.0)
     assert again.reply is not first
+
+
+def test_dispatched_messages_end_when_their_replies_are_found() -> None:
+    grid, stock, clock = make({10: 0.25, 20: 1.05, 30: 99.0})
+    assert isinstance(grid, ChannelGrid)
+    grid.dispatch(to(10, 30), 2.0)
+    clock.now_s += 0.5
+    grid.dispatch(to(20, 7), 2.0)
+    assert grid.busy() == {10, 20, 30}, "an undeliverable message makes no node busy"
+    first = grid.next_ended(0.0)
+    assert [(e.node_id, e.failure, e.rtt_s) for e in first] == [
+        (7, UNDELIVERABLE, None),
+        (10, None, 0.5),
+    ]
+    (second,) = grid.next_ended(60.0)
+    assert (second.node_id, second.rtt_s) == (20, pytest.approx(1.1))
+    (third,) = grid.next_ended(60.0)
+    assert (third.node_id, third.failure, clock.now_s) == (30, TIMEOUT, pytest.approx(102.0))
+    assert grid.busy() == {30}, "it goes on past its deadline"
+    assert grid.next_ended(60.0) == []
+    assert clock.now_s == pytest.approx(102.0), "nothing is waited for"
+    clock.now_s += 99.0
+    assert grid.busy() == set()
+    assert stock.sent == {}
+
+
+def test_exchange_does_not_take_the_replies_of_dispatched_messages() -> None:
+    grid, _, _ = make({10: 0.0, 20: 0.35})
+    grid.dispatch(to(10), 5.0)
+    assert [e.node_id for e in grid.exchange(to(20), 5.0)] == [20]
+    assert [e.node_id for e in grid.next_ended(0.0)] == [10]
