@@ -74,7 +74,7 @@ def build_strategy(
         buffer_size=config.buffer_size or None,
         max_staleness=config.max_staleness,
         staleness_discount=config.staleness_discount,
-        even_weights=config.even_weights,
+        even_weights={"true": True, "false": False}.get(config.even_weights),
         stop_when=lambda record: target > 0 and (record.accuracy or 0.0) >= target,
         **config.policy_params(),
     )

@@ -182,7 +182,9 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
 
     def _draw_of(self, server_round: float) -> int:
         """Return the environment's draw with which a round begins: of channels each has its own."""
-        per_round = (self.buffer_size or self.num_selected) if self.mode == "buffered" else 1
+        per_round = (
+            (self.buffer_size or (self.num_selected + 1) // 2) if self.mode == "buffered" else 1
+        )
         return (int(server_round) - 1) * per_round + 1
 
     def _numbers(self, name: str, count: int | None = None) -> list[float]:

@@ -124,7 +124,9 @@ class PolicySpec:
     def _signature(self) -> dict[str, inspect.Parameter]:
         found = dict(inspect.signature(self.build).parameters)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
-            bases = inspect.getmro(self.build) if isinstance(self.build, type) else [SchedulingPolicy]
+            bases = (
+                inspect.getmro(self.build) if isinstance(self.build, type) else [SchedulingPolicy]
+            )
             for base in bases:  # what one class passes on, another takes
                 if base is not object and "__init__" in vars(base):
                     found = {**inspect.signature(base).parameters, **found}

@@ -42,15 +42,17 @@ class ServerConfig(Settings):
         "Wait for all clients of a round, or refill each of the N channels as it becomes free "
         "and change the model after every buffer-size updates.",
     )
-    buffer_size: int = setting(0, "Updates of a buffered step (0: num-selected).", ge=0)
+    buffer_size: int = setting(0, "Updates of a buffered step (0: half of num-selected).", ge=0)
     max_staleness: int = setting(
         100, "Buffered: steps after which an update is not used any more.", ge=0
     )
     staleness_discount: float = setting(
         0.0, "Buffered: an update s steps old counts (1+s)^-THIS.", ge=0
     )
-    even_weights: bool = setting(
-        True, "Buffered: updates weigh less the more of them their client delivers."
+    even_weights: str = setting(
+        "auto",
+        "Buffered: true: updates weigh less the more of them their client delivers; auto: unless "
+        "the policy selects by what clients report.",
     )
     strategy_option: str = setting(
         "", "Parameters of the policy, KEY=VALUE; several with commas between."
@@ -105,6 +107,8 @@ class ServerConfig(Settings):
         parse_floors(self.fairness, numbers=self.FLOORS_BY_NUMBER)
         tracker_names(self.tracker)
         buffered = self.mode == "buffered"
+        words = ("auto", "true", "false")
+        self.require("even_weights", self.even_weights in words, "one of " + ", ".join(words))
         self.require("buffer_size", buffered or not self.buffer_size, "0 without mode = buffered")
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,6 +15,9 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
+    FedXgbBagging,
+    FedXgbCyclic,
+    Strategy,
 )
 
 from flower_scheduling.client.wire.arrays import decode_array
@@ -39,7 +42,7 @@ from .reply_sorter import ODD
 from .round import ModelStep, RoundParts, set_ttl
 from .staleness import rebased
 from .timed_grid import Exchange
-from .wrapped import WrappedStrategy
+from .wrapped import has_own, quorum_of, strategies_of
 
 STALE: Final = "stale"
 """Failure of an update that began from too old a model."""
@@ -48,12 +51,18 @@ _FIXED_SET: Final = (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
+    FedXgbBagging,
+    FedXgbCyclic,
 )
-"""Wrappers whose promise is for a set of clients that one step trains, each once."""
+"""Those whose promise is for a set of clients that one step trains, each once, and those of trees,
+which are no updates of a model."""
 _LOOK_S: Final = 0.2  # with a free channel: clients may have become available
 _GIVE_UP: Final = 10  # times as many pieces of work as a step needs updates
 _WIDEST: Final = 10.0
 """An update weighs at most so many times as much, or as little, for its client's rate."""
+_LONGEST: Final = 4.0
+"""A step is at most so many times as long as the average one."""
+_MEMORY: Final = 100  # steps that the average weight is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +78,8 @@ class BufferOptions:
     discount : float, >= 0
         A stale update counts (1 + s)^-discount, s the steps since; 0: as a fresh one.
     even : bool
-        Whether an update weighs less the more of them its client delivers, so that each client's
-        data count as if all delivered equally often.
+        Whether the data of clients count evenly, however often they deliver
+        (:class:`StepWeights`).
     """
 
     size: int
@@ -83,7 +92,7 @@ class BufferOptions:
         check_count("max_staleness", self.max_staleness, minimum=0)
         check_real("staleness_discount", self.discount, at_least=0.0)
 
-    def require_fit(self, wrapped: WrappedStrategy) -> None:
+    def require_fit(self, strategy: Strategy, min_replies: int) -> None:
         """Refuse, by name, a strategy that needs a fixed set of clients in each step.
 
         Raises
@@ -91,17 +100,86 @@ class BufferOptions:
         ConfigError
             If it does, or needs more updates than a step has.
         """
-        for inner in wrapped.chain:
+        for inner in strategies_of(strategy):
             name = type(inner).__name__
-            if isinstance(inner, _FIXED_SET) or wrapped.shapes_grow:
+            if isinstance(inner, _FIXED_SET):
                 message = f"{name} needs a fixed set of clients in each step"
                 raise ConfigError("mode", "buffered", message, 'use mode="rounds"')
-        if wrapped.own_start:
-            message = f"{wrapped.name} runs rounds by a start() of its own"
+            if (needed := max(quorum_of(inner), min_replies)) > self.size:
+                message = f"must be at least {needed}, the updates that {name} needs"
+                raise ConfigError("buffer_size", self.size, message)
+        if has_own(strategy, "start"):
+            message = f"{type(strategy).__name__} runs rounds by a start() of its own"
             raise ConfigError("mode", "buffered", message, 'use mode="rounds"')
-        if wrapped.quorum > self.size:
-            message = f"must be at least {wrapped.quorum}, the updates that {wrapped.name} needs"
-            raise ConfigError("buffer_size", self.size, message)
+
+
+class StepWeights:
+    """How much the updates of a step weigh: each by its client's rate, and all of them together.
+
+    A wrapped strategy takes the mean of the updates of a step, by their weights, as those of
+    rounds. So a step to which clients with little data alone have delivered is as long as any
+    other, and clients that deliver often count for more. Here
+
+    - all updates of a step are made longer or shorter by the sum of their weights over the mean of
+      such sums so far;
+    - if they are to count evenly, the weight of an update, the examples of its client, is divided
+      by the client's share of all updates so far, relative to an equal one. Under a weighted mean
+      the model then moves on average by sum over k of s_k / s (w_k - w_sent), however often each
+      client delivers.
+
+    Parameters
+    ----------
+    even : bool
+        Whether they count evenly.
+
+    Attributes
+    ----------
+    counts : (num_arms,) int64
+        Usable updates so far.
+    """
+
+    def __init__(self, even: bool) -> None:
+        self._even = even
+        self.counts: IntArray = np.zeros(0, dtype=np.int64)
+        self._mean_total = 0.0
+        self._num_steps = 0
+
+    def of_step(
+        self, arms: Sequence[int], num_examples: Sequence[float | None]
+    ) -> tuple[list[float], float]:
+        """Return the factor of each update's weight, and of their length; count the updates.
+
+        Parameters
+        ----------
+        arms : sequence of int
+            Whose updates they are, one at least.
+        num_examples : sequence of float or None
+            Their aggregation weights; ``None`` where unknown.
+        """
+        grown = max(arms) + 1 - self.counts.size
+        self.counts = np.pad(self.counts, (0, max(grown, 0)))
+        np.add.at(self.counts, list(arms), 1)
+        even = self.counts.sum() / np.count_nonzero(self.counts)
+        factors = np.clip(even / self.counts[list(arms)], 1.0 / _WIDEST, _WIDEST)
+        if not self._even:
+            factors[...] = 1.0
+        total = float(sum(f * (n or 1.0) for f, n in zip(factors, num_examples, strict=True)))
+        self._num_steps += 1
+        self._mean_total += (total - self._mean_total) / min(self._num_steps, _MEMORY)
+        return factors.tolist(), min(total / self._mean_total, _LONGEST)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts so far."""
+        return {
+            "counts": self.counts.copy(),
+            "mean_total": self._mean_total,
+            "num_steps": self._num_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` left off."""
+        self.counts = np.asarray(state["counts"], dtype=np.int64)
+        self._mean_total, self._num_steps = state["mean_total"], state["num_steps"]
 
 
 @dataclass(slots=True)
@@ -163,7 +241,7 @@ class BufferedStep(ModelStep):
                 self._bytes_known[i] = True
 
     def aggregate(
-        self, options: BufferOptions, counts: IntArray
+        self, options: BufferOptions, weights: StepWeights
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new model, or none, and the metrics.
 
@@ -171,8 +249,8 @@ class BufferedStep(ModelStep):
         ----------
         options : BufferOptions
             How updates count.
-        counts : (num_arms,) int64
-            Usable updates of each arm so far, these among them.
+        weights : StepWeights
+            What they weigh, which takes these into account.
         """
         parts, updates = self._parts, self.delivered
         self.length_s = parts.timed.now() - self.begin_s
@@ -184,10 +262,8 @@ class BufferedStep(ModelStep):
             none = "no-examples" if self.any_empty else "no-replies"
             self.no_step = "quorum" if updates else none
             return None, None
-        replies = [self._presented(each, options, counts) for each in updates]
-        self.delivered = []
         try:
-            return self._aggregated(replies, consume=True)
+            return self._aggregated(self._presented(updates, options, weights), consume=True)
         except Exception as error:  # a fault in a step must not end the run
             return self._failed(error)
         finally:
@@ -204,21 +280,28 @@ class BufferedStep(ModelStep):
                 self.results[each.place] = refused
         return kept
 
-    def _presented(self, each: _Delivered, options: BufferOptions, counts: IntArray) -> Message:
-        """Return the update as one of the model before this step."""
-        weight = 1.0
-        if options.even:
-            active = counts > 0
-            even = counts.sum() / max(np.count_nonzero(active), 1)
-            weight = float(np.clip(even / counts[each.arm], 1.0 / _WIDEST, _WIDEST))
-        return rebased(
-            each.update.message,
-            each.sent,
-            self._arrays,
-            discount=(1.0 + each.staleness) ** -options.discount,
-            weight=weight,
-            weighted_by_key=self._parts.wrapped.weighted_by_key,
-        )
+    def _presented(
+        self, delivered: list[_Delivered], options: BufferOptions, weights: StepWeights
+    ) -> list[Message]:
+        """Return the updates as those of the model before this step."""
+        sizes = [each.update.num_examples for each in delivered]
+        factors, length = weights.of_step([each.arm for each in delivered], sizes)
+        self.delivered = []
+        delivered = delivered[::-1]
+        replies = []
+        for factor in factors:  # one after the other: what was delivered is not held twice
+            each = delivered.pop()
+            replies.append(
+                rebased(
+                    each.update.message,
+                    each.sent,
+                    self._arrays,
+                    scale=length * (1.0 + each.staleness) ** -options.discount,
+                    weight=factor,
+                    weighted_by_key=self._parts.wrapped.weighted_by_key,
+                )
+            )
+        return replies
 
     def record(self, time_s: float) -> RoundRecord:
         """Return what the step leaves behind; ``time_s`` is its end since the run's begin."""
@@ -279,7 +362,7 @@ class Channels:
         self._models: dict[int, ArrayRecord] = {}  # by version, those that are worked from
         self._version = 0  # changes of the model so far
         self._decisions = 0
-        self._counts: IntArray = np.zeros(0, dtype=np.int64)  # usable updates by arm
+        self._weights = StepWeights(options.even)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -323,9 +406,7 @@ class Channels:
 
     def step(self, one: BufferedStep) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new model, or none, and the metrics."""
-        for each in one.delivered:
-            self._counts[each.arm] += 1
-        arrays, metrics = one.aggregate(self._options, self._counts)
+        arrays, metrics = one.aggregate(self._options, self._weights)
         if arrays is not None:
             self._version += 1
         needed = {work.version for work in self._work.values()}
@@ -439,8 +520,6 @@ class Channels:
             place = len(one.results)
             one.delivered.append(_Delivered(place, work.arm, update, sent, staleness))
         one.results.append(result)
-        if len(table) > self._counts.size:
-            self._counts = np.pad(self._counts, (0, len(table) - self._counts.size))
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -449,7 +528,7 @@ class Channels:
         return {
             "version": self._version,
             "decisions": self._decisions,
-            "counts": self._counts.copy(),
+            "weights": self._weights.state_dict(),
             "work": [
                 {
                     "node": str(node),
@@ -479,7 +558,7 @@ class Channels:
             fleet's server had sent before it was started anew is lost.
         """
         self._version, self._decisions = state["version"], state["decisions"]
-        self._counts = np.asarray(state["counts"], dtype=np.int64)
+        self._weights.load_state_dict(state["weights"])
         if not at_work:
             return
         self._models = {

@@ -42,6 +42,7 @@ class RoundLog:
         self._first: int | None = None
         self._last = 0
         self._turns = 0
+        self._buffered = False
         self._joined: list[int] = []  # by arm, the turns before its first round
         self._absent: Counter[int] = Counter()  # turns that were not owed to it
         self._selected: Counter[int] = Counter()
@@ -58,10 +59,13 @@ class RoundLog:
         due = record.accuracy is not None or now_s - self._logged_s >= self._every_s
         if due and LOGGER.isEnabledFor(logging.INFO):
             self._logged_s = now_s
-            LOGGER.info("[ROUND %d/%d] %s", record.round, self._num_rounds, round_text(record))
+            what = "STEP" if record.buffered else "ROUND"
+            text = round_text(record)
+            LOGGER.info("[%s %d/%d] %s", what, record.round, self._num_rounds, text)
 
     def _count(self, record: RoundRecord) -> None:
         self._first = record.round if self._first is None else self._first
+        self._buffered = record.buffered
         self._last = record.round
         self._joined += [self._turns] * (record.num_arms - len(self._joined))
         self._turns += record.turns
@@ -90,8 +94,10 @@ class RoundLog:
             words.append(f"{arm.name} {shares[arm.index]:.2f}{note}")
         if len(listed) > _MAX_SHARES:
             words.append(f"and {len(listed) - _MAX_SHARES} more")
-        what = "shares of rounds" if floors is None else "shares of rounds against their floors"
-        LOGGER.info("%s, rounds %d to %d: %s", what, self._first, self._last, ", ".join(words))
+        of, unit = ("completed work", "steps") if self._buffered else ("rounds", "rounds")
+        what = f"shares of {of}" if floors is None else f"shares of {of} against their floors"
+        listing = ", ".join(words)
+        LOGGER.info("%s, %s %d to %d: %s", what, unit, self._first, self._last, listing)
 
 
 def round_text(record: RoundRecord) -> str:
@@ -111,7 +117,8 @@ def round_text(record: RoundRecord) -> str:
         words.append(f"{result.name}{what}")
     if more := len(record.results) - len(shown):
         words.append(f"and {more} more")
-    parts = [f"selected {', '.join(words) or 'none'}"]
+    verb = "done" if record.buffered else "selected"
+    parts = [f"{verb} {', '.join(words) or 'none'}"]
     if record.stepped:
         parts.append(f"new model from {record.completed.count(True)} of {len(record.results)}")
     else:
@@ -119,6 +126,8 @@ def round_text(record: RoundRecord) -> str:
     if failures and len(record.results) > _MAX_SHOWN:
         kinds = Counter(failure_kind(result.reason or "") for result in failures)
         parts.append("failed: " + ", ".join(f"{kind} {n}" for kind, n in kinds.most_common()))
+    if stale := max((result.staleness or 0 for result in record.results), default=0):
+        parts.append(f"up to {stale} steps old")
     if record.accuracy is not None:
         parts.append(f"accuracy {record.accuracy:.4f}")
     elif record.loss is not None:

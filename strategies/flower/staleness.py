@@ -20,7 +20,7 @@ def rebased(
     sent: ArrayRecord,
     model: ArrayRecord,
     *,
-    discount: float = 1.0,
+    scale: float = 1.0,
     weight: float = 1.0,
     weighted_by_key: str = "",
 ) -> Message:
@@ -38,8 +38,8 @@ def rebased(
         The model that its client began from, w_sent.
     model : ArrayRecord
         The model that it is to be an update of, w.
-    discount : float
-        a, in [0, 1].
+    scale : float
+        a, above 0.
     weight : float
         Factor of its aggregation weight, above 0.
     weighted_by_key : str
@@ -47,8 +47,8 @@ def rebased(
     """
     content = RecordDict()
     for name, record in reply.content.items():
-        if isinstance(record, ArrayRecord) and (sent is not model or discount != 1.0):
-            content[name] = _rebased_arrays(record, sent, model, discount)
+        if isinstance(record, ArrayRecord) and (sent is not model or scale != 1.0):
+            content[name] = _rebased_arrays(record, sent, model, scale)
         elif isinstance(record, MetricRecord) and weight != 1.0 and weighted_by_key in record:
             weighted = record.copy()
             weighted[weighted_by_key] = float(record[weighted_by_key]) * weight  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def rebased(
 
 
 def _rebased_arrays(
-    arrays: ArrayRecord, sent: ArrayRecord, model: ArrayRecord, discount: float
+    arrays: ArrayRecord, sent: ArrayRecord, model: ArrayRecord, scale: float
 ) -> ArrayRecord:
     bases = _views(sent), _views(model)
     result = ArrayRecord()
@@ -68,7 +68,7 @@ def _rebased_arrays(
         base, now = (views.get(key) for views in bases)
         same = base is not None and now is not None and values.shape == base.shape == now.shape
         if same and values.dtype.kind in "iufc":
-            array = FastArray.of_numpy(_moved(values, base, now, discount))
+            array = FastArray.of_numpy(_moved(values, base, now, scale))
         result[key] = array
     return result
 
@@ -78,16 +78,16 @@ def _views(arrays: ArrayRecord) -> Mapping[str, NDArray[Any]]:
 
 
 def _moved(
-    values: NDArray[Any], base: NDArray[Any], now: NDArray[Any], discount: float
+    values: NDArray[Any], base: NDArray[Any], now: NDArray[Any], scale: float
 ) -> NDArray[Any]:
-    """Return ``now + discount (values - base)`` in the dtype of ``values``."""
+    """Return ``now + scale (values - base)`` in the dtype of ``values``."""
     result = np.empty_like(values, order="C")
     begin, flat = 0, result.reshape(-1)
     for value, origin, target in pieces(values, base, now):
         with np.errstate(invalid="ignore", over="ignore"):
             moved = value - origin
-            if discount != 1.0:
-                moved = moved * discount
+            if scale != 1.0:
+                moved = moved * scale
             moved = np.asarray(moved + target)
         if moved.dtype.kind == "f" and values.dtype.kind in "iu":
             moved = np.rint(moved)

@@ -151,14 +151,16 @@ class ScheduledStrategy(Strategy):
         model of that moment: w + (w_k - w_sent). What is said of rounds here goes for these steps;
         floors are shares of completed updates.
     buffer_size : int, optional
-        Usable updates of a step in buffered mode, B; ``num_selected`` by default.
+        Usable updates of a step in buffered mode, B; half of ``num_selected`` by default. With
+        fewer of them the model changes more often, and each update counts for more.
     max_staleness : int
         Steps after which an update is not used any more, in buffered mode.
     staleness_discount : float
         A stale update counts (1 + s)^-discount, s the steps since its model was sent.
-    even_weights : bool
+    even_weights : bool, optional
         Whether, in buffered mode, an update weighs less the more of them its client delivers, so
-        that the data of clients that are often selected do not count for more.
+        that the data of clients that are often selected do not count for more. By default it does,
+        unless the policy selects by what clients report, and so means them to count for more.
     **policy_params
         Passed to the policy, e.g. ``beta=1e-3``.
 
@@ -205,7 +207,7 @@ class ScheduledStrategy(Strategy):
         buffer_size: int | None = None,
         max_staleness: int = 100,
         staleness_discount: float = 0.0,
-        even_weights: bool = True,
+        even_weights: bool | None = None,
         **policy_params: Any,
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -217,14 +219,9 @@ class ScheduledStrategy(Strategy):
             )
         if mode not in (ROUNDS, BUFFERED):
             raise ConfigError("mode", mode, f"must be {ROUNDS} or {BUFFERED}")
-        size = num_selected if buffer_size is None else buffer_size
-        self._buffer = (
-            BufferOptions(size, max_staleness, staleness_discount, even_weights)
-            if mode == BUFFERED
-            else None
-        )
-        if self._buffer is None and buffer_size is not None:
+        if mode == ROUNDS and buffer_size is not None:
             raise ConfigError("buffer_size", buffer_size, f'needs mode="{BUFFERED}"')
+        size = (num_selected + 1) // 2 if buffer_size is None else buffer_size
         self._num_selected = num_selected
         self._tau_max_s = tau_max_s
         self._policy = PolicyRunner(
@@ -237,13 +234,19 @@ class ScheduledStrategy(Strategy):
             params=policy_params,
             channels=mode == BUFFERED,
         )
+        even = not self._policy.requested_metrics if even_weights is None else even_weights
+        self._buffer = (
+            BufferOptions(size, max_staleness, staleness_discount, even)
+            if mode == BUFFERED
+            else None
+        )
+        if self._buffer is not None:
+            self._buffer.require_fit(strategy, min_replies)
         self._wrapped = WrappedStrategy(
             strategy,
             num_selected=num_selected if self._buffer is None else size,
             min_replies=min_replies,
         )
-        if self._buffer is not None:
-            self._buffer.require_fit(self._wrapped)
         if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
             message = "is scheduled already: wrap a strategy once"
             raise ConfigError("strategy", "a ScheduledStrategy", message)

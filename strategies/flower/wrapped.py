@@ -81,7 +81,7 @@ class WrappedStrategy:
 
     def __init__(self, strategy: Strategy, *, num_selected: int, min_replies: int = 1) -> None:
         self.outer = strategy
-        self.chain = list(_chain(strategy))
+        self.chain = list(strategies_of(strategy))
         self._methods = {name: getattr(strategy, name) for name in _CALLED_BY_START}
         for inner in self.chain:
             if getattr(inner, "fraction_train", 1.0) == 0.0:
@@ -95,7 +95,7 @@ class WrappedStrategy:
             if isinstance(inner, FedXgbCyclic) and num_selected != 1:
                 message = "must be 1: FedXgbCyclic trains one client at a time"
                 raise ConfigError("num_selected", num_selected, message)
-        self.quorum = max(min_replies, *(_quorum(inner) for inner in self.chain))
+        self.quorum = max(min_replies, *(quorum_of(inner) for inner in self.chain))
         if self.quorum > num_selected:
             raise ConfigError(
                 "num_selected",
@@ -124,17 +124,17 @@ class WrappedStrategy:
     @property
     def own_train_rule(self) -> bool:
         """Whether it aggregates updates by a rule that is not Flower's."""
-        return _is_own(self.outer, "aggregate_train")
+        return has_own(self.outer, "aggregate_train")
 
     @property
     def own_evaluate_rule(self) -> bool:
         """Whether it aggregates evaluations by a rule that is not Flower's."""
-        return _is_own(self.outer, "aggregate_evaluate")
+        return has_own(self.outer, "aggregate_evaluate")
 
     @property
     def own_start(self) -> bool:
         """Whether it runs its rounds by a ``start`` of its own."""
-        return _is_own(self.outer, "start")
+        return has_own(self.outer, "start")
 
     @property
     def fraction_train(self) -> float:
@@ -294,7 +294,7 @@ def _weight(content: RecordDict, key: str) -> float:
     return cast(float, metrics[key])
 
 
-def _chain(strategy: Strategy) -> Iterator[Any]:
+def strategies_of(strategy: Strategy) -> Iterator[Any]:
     """Yield a strategy and those that it holds, each once, from the outside in."""
     found: list[Any] = [strategy]
     for each in found:
@@ -312,13 +312,13 @@ def _chain(strategy: Strategy) -> Iterator[Any]:
             )
 
 
-def _is_own(strategy: Strategy, method: str) -> bool:
+def has_own(strategy: Strategy, method: str) -> bool:
     """Tell whether a method was written outside Flower."""
     function: Callable[..., Any] = getattr(type(strategy), method)
     return not str(getattr(function, "__module__", "")).startswith("flwr.")
 
 
-def _quorum(strategy: Any) -> int:
+def quorum_of(strategy: Any) -> int:
     """Return the smallest number of updates for which a strategy's rule keeps its promise."""
     minimum = int(getattr(strategy, "min_train_nodes", 0))
     quorum = minimum if minimum > _FLOWER_MIN_NODES else 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -91,7 +93,8 @@ def test_channels_are_refilled_at_once_and_each_update_enters_one_step() -> None
             at_work.update(message.metadata.dst_node_id for message in messages)
 
     grid = Watching([adding()] * 10)
-    weight, records, _, scheduled = run([], grid=grid, num_selected=3, buffer_size=2)
+    settings: dict[str, Any] = {"num_selected": 3, "buffer_size": 2, "even_weights": False}
+    weight, records, _, scheduled = run([], grid=grid, **settings)
     assert most == 3, "N at work, never more"
     ended = [result for record in records for result in record.results]
     assert [len(record.results) for record in records] == [2] * 20
@@ -113,12 +116,11 @@ def test_staleness_is_counted_in_steps_and_beyond_its_bound_the_update_is_named(
     _, records, _, _ = run([], max_staleness=1000, even_weights=False, **kwargs)
     late = [r for record in records for r in record.results if r.arm == 30]
     fast = [r for record in records for r in record.results if r.arm != 30]
-    assert late[0].staleness is not None and late[0].staleness >= 30
+    assert (late[0].staleness or 0) >= 30
     assert max(r.staleness or 0 for r in fast) <= 3
     weight, records, _, _ = run([], max_staleness=10, **{**kwargs, "grid": _again(grid)})
     late = [r for record in records for r in record.results if r.arm == 30]
-    assert late[0].reason is not None and late[0].reason.startswith("stale: ")
-    assert "at most 10" in late[0].reason
+    assert re.fullmatch(r"stale: \d+ steps old, at most 10", late[0].reason or "")
     assert weight < 100.0, "it did not enter the model"
 
 
@@ -137,16 +139,18 @@ def test_updates_of_clients_that_deliver_often_weigh_less() -> None:
     even, records, *_ = run([], grid=_again(grid), rounds=200)
     counts = Counter(r.arm for record in records for r in record.results)
     assert counts[1] > 8 * counts[10]
-    assert plain < -150.0
-    assert even > plain + 20.0
+    assert plain < -150.0, "nine of ten pull down, each by one"
+    assert abs(even) < 50.0, "in the long run both count alike"
 
 
 def test_failures_free_their_channel_and_do_not_hold_up_the_others() -> None:
     clients = [adding(), erring, silent, adding(), adding()]
-    weight, records, _, scheduled = run(clients, rounds=30, num_selected=2, buffer_size=2)
+    settings: dict[str, Any] = {"num_selected": 2, "buffer_size": 2, "even_weights": False}
+    weight, records, _, scheduled = run(clients, rounds=30, **settings)
     assert weight == pytest.approx(30.0)
     reasons = {r.arm: r.reason for record in records for r in record.results if r.reason}
-    assert reasons[1].startswith("client error") and reasons[2] == "timeout"
+    assert reasons[1].startswith("client error")
+    assert reasons[2] == "timeout"
     assert scheduled.policy.mean_reward[1] == scheduled.policy.mean_reward[2] == 0.0
 
 
@@ -224,7 +228,8 @@ def test_adaptive_rules_step_from_the_model_of_the_step() -> None:
 
 def test_what_an_earlier_run_left_at_work_is_no_work_of_the_next() -> None:
     grid = ScriptedGrid([adding()] * 6)
-    _, _, _, scheduled = run([], grid=grid, rounds=3, num_selected=3, buffer_size=1)
+    settings: dict[str, Any] = {"num_selected": 3, "buffer_size": 1, "even_weights": False}
+    _, _, _, scheduled = run([], grid=grid, rounds=3, **settings)
     assert len(grid.under_way) == 2
     zero = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
     result = scheduled.start(grid, zero, num_rounds=4)
@@ -282,5 +287,5 @@ def test_floors_are_shares_of_completed_updates() -> None:
     ended = [r.arm for record in records for r in record.results]
     assert scheduled.floors is not None
     assert scheduled.floors[20] == pytest.approx(0.05), "0.2 of rounds of four"
-    assert scheduled.queues is not None and max(scheduled.queues) < 6 + 1 + 4
+    assert max(scheduled.queues or [math.inf]) < 6 + 1 + 4
     assert ended.count(20) >= 0.05 * len(ended) - (6 + 1 + 4)

@@ -26,9 +26,9 @@ def reply(arrays: ArrayRecord, **metrics: Any) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": found}), reply_to=asked)
 
 
-def moved(values: AnyArray, sent: AnyArray, now: AnyArray, discount: float = 1.0) -> AnyArray:
+def moved(values: AnyArray, sent: AnyArray, now: AnyArray, scale: float = 1.0) -> AnyArray:
     message = reply(record(w=values))
-    found = rebased(message, record(w=sent), record(w=now), discount=discount)
+    found = rebased(message, record(w=sent), record(w=now), scale=scale)
     assert (message.content["arrays"]["w"].numpy() == values).all(), "left unchanged"
     return found.content["arrays"]["w"].numpy()
 
@@ -40,7 +40,7 @@ def test_difference_is_added_to_the_model_of_today(dtype: Any) -> None:
     np.testing.assert_array_equal(found, np.array([12, 21, 28], dtype=dtype))
 
 
-def test_discount_takes_a_part_of_the_difference() -> None:
+def test_scale_takes_a_part_of_the_difference() -> None:
     values, sent, now = (np.array(v, dtype=np.float32) for v in ([3, 5], [1, 9], [10, 10]))
     np.testing.assert_array_equal(moved(values, sent, now, 0.25), np.float32([10.5, 9]))
 
