@@ -34,6 +34,7 @@ from .policies.cs_ucb_q_adaptive import CsUcbQAdaptive
 from .policies.cs_ucb_q_loss import CsUcbQLoss
 from .policies.local_accuracy import LocalAccuracy
 from .policies.oracle import Oracle
+from .policies.proportional_fair import ProportionalFair
 from .policies.round_robin import RoundRobin
 from .policies.uniform import Uniform
 
@@ -248,6 +249,11 @@ POLICIES: Final = _Registry(
             CsUcbQLoss,
             "the same, and trains more where losses are high: for data that differ",
             needs=("loss",),
+        ),
+        PolicySpec(
+            ProportionalFair.name,
+            ProportionalFair,
+            "the same time for all clients, keeps participation floors: for buffered mode",
         ),
         PolicySpec(
             Oracle.name,

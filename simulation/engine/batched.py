@@ -38,6 +38,8 @@ from flower_scheduling.strategies import (
 )
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
 from flower_scheduling.strategies.flower.replies import LARGEST_VALUE
+from flower_scheduling.strategies.flower.strategy import BUFFERED
+from flower_scheduling.strategies.registry import channel_params, find_policy
 
 from ..settings import SimulationConfig
 from .runner import Simulation
@@ -141,7 +143,12 @@ def run_batched(
         allowed = f"{value if value != '' else 'empty'} in batched training"
         config.require(name, getattr(config, name) == value, allowed)
     Simulation(config)  # refuses what a simulation refuses
-    return _Run(config, hook, policy).play()
+    run = BatchedRun
+    if config.mode == BUFFERED:
+        from .batched_buffer import BufferedRun
+
+        run = BufferedRun
+    return run(config, hook, policy).play()
 
 
 def compare_batched(
@@ -175,7 +182,7 @@ def compare_batched(
     return {policy: [run_batched(run) for run in runs[policy]] for policy in runs}
 
 
-class _Run:
+class BatchedRun:
     """State of one run.
 
     A model is one row of 7850 numbers, weights before biases, so that one operation averages it.
@@ -207,6 +214,10 @@ class _Run:
         self._busy_until_s: FloatArray = np.zeros(config.num_clients)
         self._time_s = 0.0
         self._failures: IntArray = np.zeros(config.num_clients, dtype=np.int64)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Prepare what else a mode needs."""
 
     def play(self) -> TrainingCurve:
         """Run all rounds, or until the target is reached."""
@@ -279,7 +290,10 @@ class _Run:
             sizes = self._data.sizes
             known = np.where(self._seen, sizes, sizes[self._seen].mean())
             rule = parse_floors(self._config.fairness)
-            policy.min_participation = rule.floors(known, self._config.num_selected)
+            floors = rule.floors(known, self._config.num_selected)
+            if self._config.mode == BUFFERED:  # shares of completed updates
+                floors = floors / self._config.num_selected
+            policy.min_participation = floors
 
     def _step(self, t: int, arms: IntArray) -> tuple[FloatArray, BoolArray]:
         """Train these clients and average what is usable of it.
@@ -301,23 +315,30 @@ class _Run:
         data = self._data
         updates = self._updates[: arms.size]
         updates[...] = self._model
-        weight, bias = _split(updates)
-        loss = train_logistic(
-            weight,
-            bias,
-            data.pixels,
-            data.labels,
-            data.minibatches(t, arms),
-            self._config.learning_rate,
-        )
-        largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
-        usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
+        loss, usable = self._train(updates, t, arms)
         if not usable.all():
             arms, updates = arms[usable], updates[usable]
         if arms.size:
             sizes = data.sizes[arms]
             updates *= (sizes / sizes.sum()).astype(np.float32)[:, np.newaxis]
             self._model = updates.sum(axis=0)  # one after the other, as FedAvg does
+        return loss, usable
+
+    def _train(
+        self, updates: WeightArray, t: int, arms: IntArray, repeat: int = 0
+    ) -> tuple[FloatArray, BoolArray]:
+        """Train models in place, a row for each client; return losses, and which did not diverge.
+
+        ``repeat`` is how often the clients were asked before in this step.
+        """
+        data = self._data
+        weight, bias = _split(updates)
+        batches = data.minibatches(t, arms, repeat)
+        loss = train_logistic(
+            weight, bias, data.pixels, data.labels, batches, self._config.learning_rate
+        )
+        largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
+        usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
         return loss, usable
 
 
@@ -347,13 +368,13 @@ class _ClientData:
             indices = [torch.from_numpy(part) for part in self._parts]
             self._local_data = [(data.train_images[i], data.train_labels[i]) for i in indices]
 
-    def minibatches(self, t: int, arms: IntArray) -> IntArray:
+    def minibatches(self, t: int, arms: IntArray, repeat: int = 0) -> IntArray:
         """Draw what these clients train on in a round, (local_steps, len(arms), batch_size)."""
         steps, size = self._config.local_steps, self._config.batch_size
         batches: IntArray = np.empty((steps, arms.size, size), dtype=np.int64)
         for place, arm in enumerate(arms.tolist()):
             part = self._parts[arm]
-            rng = minibatch_rng(self._config.seed, arm, t)
+            rng = minibatch_rng(self._config.seed, arm, t, repeat)
             batches[:, place] = part[
                 draw_minibatches(rng, len(part), local_steps=steps, batch_size=size)
             ]
@@ -442,14 +463,16 @@ class _Evaluator:
 
 def _build_policy(config: SimulationConfig) -> SchedulingPolicy:
     """Build the policy as the ServerApp does."""
-    return build_policy(
-        config.strategy,
-        num_arms=config.num_clients,
-        num_selected=config.num_selected,
-        tau_max_s=config.tau_max_s,
-        rng=np.random.default_rng(config.seed),
+    params = {
+        "num_arms": config.num_clients,
+        "num_selected": config.num_selected,
+        "tau_max_s": config.tau_max_s,
+        "rng": np.random.default_rng(config.seed),
         **config.policy_params(),
-    )
+    }
+    if config.mode == BUFFERED:
+        params |= channel_params(find_policy(config.strategy), config.num_selected)
+    return build_policy(config.strategy, **params)
 
 
 def _split(models: WeightArray) -> tuple[WeightArray, WeightArray]:

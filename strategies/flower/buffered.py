@@ -57,7 +57,8 @@ _FIXED_SET: Final = (
 """Those whose promise is for a set of clients that one step trains, each once, and those of trees,
 which are no updates of a model."""
 _LOOK_S: Final = 0.2  # with a free channel: clients may have become available
-_GIVE_UP: Final = 10  # times as many pieces of work as a step needs updates
+GIVE_UP: Final = 10
+"""A step ends after so many times as many pieces of work as it needs updates."""
 _WIDEST: Final = 10.0
 """An update weighs at most so many times as much, or as little, for its client's rate."""
 _LONGEST: Final = 4.0
@@ -390,7 +391,7 @@ class Channels:
             When the run began, on the grid's clock [s].
         """
         self._models[self._version] = arrays
-        most = _GIVE_UP * self._options.size
+        most = GIVE_UP * self._options.size
         while len(one.delivered) < self._options.size and len(one.results) < most:
             self._fill(one, arrays, config, begin_s)
             if not self._ended:

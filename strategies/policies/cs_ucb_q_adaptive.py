@@ -103,9 +103,13 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
     def _selectable(self, context: RoundContext) -> BoolArray:
         """Return the idle arms that a free channel may take, (*batch, num_arms) bool."""
         there = context.available if context.member is None else context.member
-        owed = self.virtual_queue >= _PATIENCE
+        owed = self._owed()
         any_owed = (owed & there).any(axis=-1, keepdims=True)
         return np.asarray(context.available & (owed | ~any_owed))
+
+    def _owed(self) -> BoolArray:
+        """Return the arms that go before all others."""
+        return np.asarray(self.virtual_queue >= _PATIENCE)
 
     def _explain(self, selection: Selection) -> Explanation:
         mean, expected, cost = self._costs_s(selection.round)

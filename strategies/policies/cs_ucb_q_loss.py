@@ -8,17 +8,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..base import (
-    BoolArray,
-    Explanation,
-    FloatArray,
-    IntArray,
-    RoundContext,
-    RoundOutcome,
-    Selection,
-    check_real,
-)
-from ..selection import quantile_of, top_arms
+from ..base import BoolArray, FloatArray, IntArray, RoundOutcome, Selection, check_real
+from ..selection import quantile_of
 from .cs_ucb_q_adaptive import CsUcbQAdaptive
 
 _RATE: Final = 0.1
@@ -28,17 +19,6 @@ _FORGETTING: Final = 0.01
 _FARTHEST: Final = 2.0
 """An average counts as at most so many medians away from the median of all."""
 _TINY: Final = 1e-300
-_LOSS_EXPONENT: Final = 2.0
-"""Of a loss beside the median, in the share of an arm of all work, b."""
-_COST_EXPONENT: Final = 1.0
-"""The same of its cost where data differ, a."""
-_STEEPEST: Final = 64.0
-"""Largest exponent of an arm's cost in its share, a."""
-_LEAST_COST: Final = 1e-9
-_LEAST_LOSS: Final = 0.1
-_FARTHEST_PACE: Final = 300.0
-_MOST_BEHIND: Final = 3.0
-"""Pieces of its work that an arm can be behind its share."""
 _USUAL: Final = 0.8
 """Share of the arms, those nearest to the median, whose losses tell how much they differ."""
 _SURE: Final = 4.0
@@ -78,17 +58,6 @@ class CsUcbQLoss(CsUcbQAdaptive):
 
     Arms that are owed more than d rounds go first here too, whatever the losses.
 
-    For channels, where a slow client costs no other one time, the idle arm with the smallest
-
-        turn_k + 1 / w_k,    w_k proportional to max(1 + B_k (l_k - l) / abs(l), 0.1)^b / cost_k^a,
-
-    is selected, its mean over the arms 1: shares of all work in proportion to w (weighted fair
-    queueing; Demers, Keshav and Shenker, "Analysis and simulation of a fair queueing algorithm",
-    1989). turn_k grows by 1 / w_k with each piece of work of arm k, and an arm that was away is at
-    most three pieces behind. With a = 1 all arms with the same loss have the same time of channels;
-    that is for data that differ. Where they are alike, fast arms do: a is 1 over Stein's factor of
-    all arms, B = max(1 - e^2 / s^2, 1/64). b = 2.
-
     Parameters
     ----------
     loss_weight : float, >= 0
@@ -106,8 +75,6 @@ class CsUcbQLoss(CsUcbQAdaptive):
         v_k.
     loss_count : (*batch, num_arms) int64
         Number of reports.
-    turn : (*batch, num_arms) float64
-        Work of each arm by its share, for channels [pieces of work of an average arm].
 
     Raises
     ------
@@ -118,7 +85,7 @@ class CsUcbQLoss(CsUcbQAdaptive):
     name: ClassVar[str] = "cs-ucb-q-loss"
     _per_arm: ClassVar[Mapping[str, float]] = {
         **CsUcbQAdaptive._per_arm,
-        **{"mean_loss": 0.0, "loss_variance": 0.0, "loss_count": 0, "turn": 0.0},
+        **{"mean_loss": 0.0, "loss_variance": 0.0, "loss_count": 0},
     }
     _settings: ClassVar[tuple[str, ...]] = (*CsUcbQAdaptive._settings, "loss_weight")
 
@@ -134,7 +101,6 @@ class CsUcbQLoss(CsUcbQAdaptive):
         self.mean_loss: FloatArray = np.zeros(self.shape)
         self.loss_variance: FloatArray = np.zeros(self.shape)
         self.loss_count: IntArray = np.zeros(self.shape, dtype=np.int64)
-        self.turn: FloatArray = np.zeros(self.shape)
 
     def relative_loss(self) -> FloatArray:
         """Compute by how much the loss of each arm is known to differ from the median.
@@ -144,10 +110,6 @@ class CsUcbQLoss(CsUcbQAdaptive):
         (*batch, num_arms) float64
             B_k (l_k - l) / abs(l); 0 for an arm that never reported one.
         """
-        return self._relative_loss()[0]
-
-    def _relative_loss(self) -> tuple[FloatArray, FloatArray]:
-        """Return that, and Stein's factor of all arms, (*batch, 1)."""
         known = self.loss_count > 0
         count = np.maximum(np.count_nonzero(known, axis=-1, keepdims=True), 1)
         median = self._quantile(self.mean_loss, known, 0.5)
@@ -163,48 +125,15 @@ class CsUcbQLoss(CsUcbQAdaptive):
         usual = known & (square <= self._quantile(square, known, _USUAL))
         variance = np.where(usual, square, 0.0).sum(axis=-1, keepdims=True)
         variance /= np.maximum(np.count_nonzero(usual, axis=-1, keepdims=True), 1)
-        of_all = _share_beyond(variance, error)
-        shrinkage = np.maximum(of_all, _share_beyond(square, _SURE * error))
+        shrinkage = np.maximum(_share_beyond(variance, error), _share_beyond(square, _SURE * error))
         scale = np.where(room > 0.0, np.abs(median), 1.0)
-        return np.asarray(shrinkage * excess / scale), of_all
-
-    def _select(self, context: RoundContext) -> BoolArray:
-        if not self.channels or self.num_arms <= self._num_asked:
-            return super()._select(context)
-        return top_arms((-self._turns(context.round),), self._selectable(context), 1, self._rng)
-
-    def _explain(self, selection: Selection) -> Explanation:
-        if not self.channels:
-            return super()._explain(selection)
-        return Explanation("smallest", "", {"turn": self._turns(selection.round)})
-
-    def _turns(self, round: int) -> FloatArray:
-        """Return the turn of each arm after one more piece of work; untried arms come first."""
-        turns = self.turn + self._pace(round)
-        turns[self._untried()] = 0.0
-        return turns
-
-    def _pace(self, round: int) -> FloatArray:
-        """Return by how much the turn of each arm grows with a piece of work, 1 / w."""
-        if not self.num_arms:
-            return np.zeros(self.shape)
-        relative, of_all = self._relative_loss()
-        cost = np.maximum(self.cost_s(round), _LEAST_COST * self.tau_max_s)
-        exponent = _COST_EXPONENT / np.maximum(of_all, 1.0 / _STEEPEST)
-        # In logarithms: the power of a slow arm is no number.
-        pace = exponent * np.log(cost)
-        pace -= _LOSS_EXPONENT * np.log(np.maximum(1.0 + relative, _LEAST_LOSS))
-        pace -= pace.min(axis=-1, keepdims=True)
-        pace = np.exp(np.minimum(pace, _FARTHEST_PACE))
-        return np.asarray(pace / pace.mean(axis=-1, keepdims=True))
+        return np.asarray(shrinkage * excess / scale)
 
     def _preferences(self, fast: FloatArray) -> dict[str, FloatArray]:
         return {"loss": self.loss_weight * fast * self.relative_loss()}
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         super()._learn(selection, outcome)
-        if self.channels:
-            self._advance(selection)
         old = self.loss_count > 0
         reported = outcome.reported.get("loss")
         if reported is not None:
@@ -213,15 +142,6 @@ class CsUcbQLoss(CsUcbQAdaptive):
             self._average(arms, np.clip(reported[arms], -_LARGEST_REPORT, _LARGEST_REPORT))
         median = self._quantile(self.mean_loss, self.loss_count > 0, 0.5)
         self.mean_loss += np.where(old, _FORGETTING * (median - self.mean_loss), 0.0)
-
-    def _advance(self, selection: Selection) -> None:
-        """Let the turns of the arms follow whose work has ended."""
-        pace = self._pace(selection.round)
-        now = np.where(selection.mask, self.turn, -np.inf).max(
-            axis=-1, keepdims=True, initial=-np.inf
-        )
-        self.turn = np.maximum(self.turn, now - _MOST_BEHIND * pace)
-        self.turn += np.where(selection.mask, pace, 0.0)
 
     def _average(self, arms: BoolArray, loss: FloatArray) -> None:
         """Take the reports of these arms into their averages."""

@@ -26,7 +26,7 @@ def test_names_and_summaries():
     assert list(POLICIES) == [
         *("random", "round-robin", "local-accuracy", "cs-ucb"),
         *("modified-cs-ucb", "cs-ucb-q", "cs-ucb-adaptive", "cs-ucb-q-adaptive"),
-        *("cs-ucb-q-loss", "oracle"),
+        *("cs-ucb-q-loss", "proportional-fair", "oracle"),
         *("ucb-tuned", "kl-ucb", "d-ucb", "sw-ucb", "tscsf-b"),
         *("rbcs-f", "e3cs", "bsfl", "oort", "fedcs"),
         *("tifl", "pyramidfl", "pisces"),

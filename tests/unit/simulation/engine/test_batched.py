@@ -129,6 +129,39 @@ def test_equals_the_message_path_whatever_the_settings(settings):
     assert_equal(config)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "cs-ucb-q-loss", "buffer_size": 3, "late": "busy", "tau_max_s": 0.4},
+        {"strategy": "proportional-fair", "partitioner": "by-label:1000,200"},
+        {"strategy": "cs-ucb-q-adaptive", "max_staleness": 1, "staleness_discount": 0.5},
+        {"strategy": "e3cs", "failure_probability": "0.1", "even_weights": "false"},
+        {"strategy": "local-accuracy", "buffer_size": 6, "availability": "0.3"},
+        {"strategy": "random", "learning_rate": 0.5, "late": "abandon", "tau_max_s": 0.2},
+    ],
+    ids=lambda settings: settings["strategy"],
+)
+def test_buffered_steps_equal_the_message_path(settings):
+    defaults = {"rounds": 120, "mode": "buffered", "eval_every": 10, "fairness": "equal:0.1"}
+    config = make_config("non-ideal", **{**defaults, **settings})
+    records, weights = by_messages(config)
+    ends: list[tuple[int, int, bool]] = []
+    times: dict[int, float] = {}
+
+    def note(t, selected, completed, time_s):
+        ends.append((t, *np.flatnonzero(selected).tolist(), bool(completed.any())))
+        times[t] = time_s
+
+    curve = run_batched(config, note)
+    assert ends == [(r.round, one.arm, one.completed) for r in records for one in r.results]
+    assert times == {record.round: record.time_s for record in records if record.results}
+    evaluated = [record for record in records if record.accuracy is not None]
+    assert curve.time_s.tolist() == [record.time_s for record in evaluated]
+    assert curve.accuracy == pytest.approx([r.accuracy for r in evaluated], abs=1.5e-4)
+    for key, expected_weights in weights.items():
+        assert curve.weights[key] == pytest.approx(expected_weights, abs=1e-5, rel=1e-5)
+
+
 def test_floors_follow_the_sizes_that_are_known():
     settings = {
         **SMALL,

@@ -1,0 +1,161 @@
+"""Buffered steps without messages: the counterpart of batched training for channels."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from flower_scheduling.strategies import RoundContext, RoundOutcome
+from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray, Selection
+from flower_scheduling.strategies.flower.buffered import GIVE_UP, StepWeights
+
+from .batched import BatchedRun, WeightArray
+
+__all__ = ["BufferedRun"]
+
+_NO_LOSS: Final = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A piece of work under way."""
+
+    arm: int
+    selection: Selection
+    step: int  # in which its client was asked
+    repeat: int  # how often before, in this step
+    version: int  # of the model that it began from
+    model: WeightArray
+    time_s: float
+    on_time: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivered:
+    arm: int
+    version: int
+    sent: WeightArray
+    trained: WeightArray
+
+
+class BufferedRun(BatchedRun):
+    """A run of buffered steps, as ``ScheduledStrategy`` makes them on a ``VirtualGrid``."""
+
+    def _begin(self) -> None:
+        config = self._config
+        self._size = config.buffer_size or (config.num_selected + 1) // 2
+        even = {"true": True, "false": False}.get(config.even_weights)
+        self._weights = StepWeights(not self._reports if even is None else even)
+        self._version = self._decisions = self._ends = self._sent = 0
+        # By end, and in the order of asking where two end together.
+        self._under_way: list[tuple[float, int, _Work]] = []
+        self._at_work: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
+        self._idle = self._at_work
+
+    def _play_round(self, t: int) -> None:
+        """Keep the channels busy until the step has its updates, and make it."""
+        self._step_number = t
+        delivered: list[_Delivered] = []
+        asked: Counter[int] = Counter()
+        num_ends = 0
+        while len(delivered) < self._size and num_ends < GIVE_UP * self._size:
+            available = self._fill(t, asked)
+            if not self._under_way:
+                if available.any():
+                    continue
+                break
+            delivered += self._end()
+            num_ends += 1
+        if delivered:
+            self._step_from(delivered)
+
+    def _fill(self, t: int, asked: Counter[int]) -> BoolArray:
+        """Give each free channel to an idle client; return those that are idle after it."""
+        config = self._config
+        available = np.zeros(config.num_clients, dtype=np.bool_)
+        while len(self._under_way) < config.num_selected:
+            self._decisions += 1
+            draw = self._environment.round(self._decisions)
+            busy = self._at_work | (self._busy_until_s > self._time_s)
+            available = draw.available & ~busy
+            self._note_sizes(available)
+            self._idle = available
+            there = available | self._at_work
+            selection = self._policy.ask(RoundContext(self._ends + 1, available, there))
+            if not selection.positions.size:
+                break
+            arm = int(selection.positions[0])
+            time_s = float(draw.compute_s[arm] + (draw.download_s[arm] + draw.upload_s[arm]))
+            on_time = bool(time_s < self._deadline_s and not draw.failed[arm])
+            if time_s >= self._deadline_s and config.late == "busy" and not draw.failed[arm]:
+                self._busy_until_s[arm] = self._time_s + time_s
+            work = _Work(arm, selection, t, asked[arm], self._version, self._model, time_s, on_time)
+            asked[arm] += 1
+            self._sent += 1
+            end_s = self._time_s + (time_s if on_time else self._deadline_s)
+            heapq.heappush(self._under_way, (end_s, self._sent, work))
+            self._at_work[arm] = True
+            available[arm] = False
+        return available
+
+    def _end(self) -> list[_Delivered]:
+        """Let the next piece of work end; return its update, if it can be used."""
+        end_s, _, work = heapq.heappop(self._under_way)
+        self._time_s = max(self._time_s, end_s)
+        arm, shape = work.arm, self._at_work.shape
+        there = self._idle | self._at_work
+        self._at_work[arm] = False
+        trained, loss = self._trained(work) if work.on_time else (None, _NO_LOSS)
+        usable = trained is not None
+        if usable and self._version - work.version > self._config.max_staleness:
+            usable = False
+        reported: dict[str, FloatArray] = {name: np.full(shape, np.nan) for name in self._reports}
+        if "loss" in reported and usable:
+            reported["loss"][arm] = loss
+        if "local_accuracy" in reported and usable:
+            one: IntArray = np.array([arm])
+            reported["local_accuracy"] = self._data.local_accuracies(work.model, one)
+        self._ends += 1
+        context = RoundContext(self._ends, work.selection.context.available, there)
+        selection = Selection(context, work.selection.mask, work.selection.drawn)
+        times: FloatArray = np.full(shape, np.nan)
+        times[arm] = work.time_s
+        self._policy.tell(selection, RoundOutcome(times, selection.mask & usable, reported))
+        self._failures[arm] += not usable
+        if self._hook is not None:
+            self._hook(self._step_number, selection.mask, selection.mask & usable, self._time_s)
+        if not usable or trained is None:
+            return []
+        return [_Delivered(arm, work.version, work.model, trained)]
+
+    def _trained(self, work: _Work) -> tuple[WeightArray | None, float]:
+        """Return the model that a client has trained, none if it has diverged, and its loss."""
+        updates = work.model[np.newaxis].copy()
+        loss, usable = self._train(updates, work.step, np.array([work.arm]), work.repeat)
+        return (updates[0] if usable[0] else None), float(loss[0])
+
+    def _step_from(self, delivered: list[_Delivered]) -> None:
+        """Change the model as FedAvg does, of updates as if trained from it."""
+        arms = [each.arm for each in delivered]
+        sizes = self._data.sizes[arms].astype(np.float64)
+        factors, length = self._weights.of_step(arms, sizes.tolist())
+        updates = np.empty((len(delivered), self._model.size), dtype=np.float32)
+        for row, each in zip(updates, delivered, strict=True):
+            scale = length * (1.0 + self._version - each.version) ** (
+                -self._config.staleness_discount
+            )
+            if each.sent is self._model and scale == 1.0:
+                row[...] = each.trained
+                continue
+            np.subtract(each.trained, each.sent, out=row)
+            if scale != 1.0:
+                row *= scale
+            row += self._model
+        weights = sizes * factors
+        updates *= (weights / weights.sum()).astype(np.float32)[:, np.newaxis]
+        self._model = updates.sum(axis=0)
+        self._version += 1
