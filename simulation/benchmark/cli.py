@@ -41,6 +41,11 @@ _QUICK_SEEDS: Final = 10
 @click.option(
     "--training", is_flag=True, help="Seconds to an accuracy instead, on three kinds of data."
 )
+@click.option(
+    "--mode",
+    type=click.Choice(["rounds", "buffered"]),
+    help="With --training: of one mode alone. Default: both.",
+)
 @click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds: wide intervals.")
 @click.option("--seeds", type=click.IntRange(min=2), help="Instead of the scenarios' own numbers.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/league).")
@@ -49,6 +54,7 @@ def benchmark(
     names: Sequence[str],
     policies: Sequence[str],
     training: bool,
+    mode: str | None,
     quick: bool,
     seeds: int | None,
     out: Path | None,
@@ -62,8 +68,10 @@ def benchmark(
     if training:
         if names:
             raise click.UsageError("--training has data of its own: leave out --scenario")
-        _train(policies, seeds or _QUICK_SEEDS, out, processes)
+        _train(policies, mode, seeds or _QUICK_SEEDS, out, processes)
         return
+    if mode is not None:
+        raise click.UsageError("--mode needs --training: what is compared here is time in rounds")
     scenarios = [Scenario.load(name) for name in dict.fromkeys(names or suite())]
     stems = [each.name for each in scenarios]
     if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
@@ -83,10 +91,12 @@ def benchmark(
         console.print(f"written  {path}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _train(policies: Sequence[str], num_seeds: int, out: Path, processes: int) -> None:
+def _train(
+    policies: Sequence[str], mode: str | None, num_seeds: int, out: Path, processes: int
+) -> None:
     for name in policies:
         ServerConfig(strategy=name)  # refuses what a run refuses
-    wanted = list(policies) or list(training_track.POLICIES_SHOWN)
+    wanted = training_track.contestants_of(policies, mode)
     fetch_data()
     results = run_shown(training_track.jobs_of(wanted, num_seeds), out, processes)
     found = training_track.rows(wanted, num_seeds, results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -18,12 +18,62 @@ from .tasks import policy_code
 # No policy of the registry but the optimum of the paper's linear program, which knows the law of
 # every time.
 LINEAR_PROGRAM: Final = "linear-program"
-# The leading policies, those to beat, and the shortest rounds that the floors allow.
-POLICIES_SHOWN: Final = (
-    *("cs-ucb-q-loss", "cs-ucb-q-adaptive", "cs-ucb-adaptive", "cs-ucb-q"),
-    *("local-accuracy", "oort", "random", "round-robin", LINEAR_PROGRAM),
-)
 _JOB_S: Final = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A row: a policy, and how its clients are waited for.
+
+    Attributes
+    ----------
+    policy : str
+        Name of the policy.
+    mode : str
+        ``rounds`` or ``buffered``.
+    settings : mapping
+        What else of the simulation's settings it needs, by flag.
+    label : str
+        Name of the row; by default the policy's, with the mode.
+    """
+
+    policy: str
+    mode: str = "rounds"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the row."""
+        return self.label or (self.policy if self.mode == "rounds" else f"{self.policy} buffered")
+
+
+BY_N: Final = "buffered by N"
+"""Buffered steps of as many updates as rounds have, so that each counts for as much."""
+
+# The leading policies, those to beat, and the shortest rounds that the floors allow; in buffered
+# mode with steps of half as many updates.
+CONTESTANTS: Final = (
+    *map(Contestant, ("cs-ucb-q-loss", "cs-ucb-q-adaptive", "cs-ucb-adaptive", "cs-ucb-q")),
+    *map(Contestant, ("local-accuracy", "oort", "random", "round-robin", LINEAR_PROGRAM)),
+    Contestant("cs-ucb-q-loss", "buffered"),
+    Contestant("proportional-fair", "buffered"),
+    Contestant("cs-ucb-q-adaptive", "buffered"),
+    Contestant("cs-ucb-adaptive", "buffered"),
+    Contestant("random", "buffered"),
+    # Nguyen et al., "Federated learning with buffered asynchronous aggregation", 2022: clients at
+    # random, updates discounted by the root of their staleness.
+    Contestant(
+        "random", "buffered", {"staleness-discount": 0.5, "even-weights": "false"}, "fedbuff"
+    ),
+    # Jiang et al., 2022, which discounts by staleness too.
+    Contestant(
+        "pisces", "buffered", {"staleness-discount": 0.5, "even-weights": "false"}, "pisces"
+    ),
+    Contestant("cs-ucb-q-loss", "buffered", {"buffer-size": -1}, f"cs-ucb-q-loss {BY_N}"),
+    Contestant("proportional-fair", "buffered", {"buffer-size": -1}, f"proportional-fair {BY_N}"),
+    Contestant("cs-ucb-adaptive", "buffered", {"buffer-size": -1}, f"cs-ucb-adaptive {BY_N}"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +119,49 @@ TASKS: Final = {
 }
 
 
-def jobs_of(policies: Sequence[str], num_seeds: int) -> list[Job]:
-    """Return the jobs: one run per task, policy and seed."""
+def contestants_of(policies: Sequence[str], mode: str | None) -> list[Contestant]:
+    """Return the rows of these policies, by default those shown, of one mode or of both.
+
+    A policy that is not among those shown has a row in each mode.
+    """
+    shown = [each for each in CONTESTANTS if not policies or each.policy in policies]
+    known = {each.policy for each in shown}
+    others = [
+        Contestant(policy, each)
+        for policy in dict.fromkeys(policies)
+        if policy not in known
+        for each in ("rounds", "buffered")
+    ]
+    return [each for each in [*shown, *others] if mode in (None, each.mode)]
+
+
+def jobs_of(contestants: Sequence[Contestant], num_seeds: int) -> list[Job]:
+    """Return the jobs: one run per task, contestant and seed."""
     return [
         Job(
-            _stem(task, name, seed),
-            partial(_train, task, name, seed),
+            _stem(task, each, seed),
+            partial(_train, task, each, seed),
             _JOB_S,
-            "" if name == LINEAR_PROGRAM else policy_code(name),
+            "" if each.policy == LINEAR_PROGRAM else policy_code(each.policy),
         )
         for task in TASKS
-        for name in policies
-        if _eligible(task, name)
+        for each in contestants
+        if _eligible(task, each)
         for seed in range(num_seeds)
     ]
 
 
 def rows(
-    policies: Sequence[str], num_seeds: int, results: Mapping[str, Arrays]
+    contestants: Sequence[Contestant], num_seeds: int, results: Mapping[str, Arrays]
 ) -> list[dict[str, Any]]:
-    """Return one row per task and policy; ``reached`` counts the runs that reached the target.
+    """Return one row per task and contestant; ``reached`` counts the runs that reached the target.
 
     Of a policy that did not reach it in some run, seconds and rounds are ``None``: a mean over the
     others would flatter it.
     """
     found = []
-    for task, name in ((t, n) for t in TASKS for n in policies if _eligible(t, n)):
-        runs = [results[_stem(task, name, seed)] for seed in range(num_seeds)]
+    for task, each in ((t, c) for t in TASKS for c in contestants if _eligible(t, c)):
+        runs = [results[_stem(task, each, seed)] for seed in range(num_seeds)]
         seconds = np.array([float(run["seconds"]) for run in runs])
         rounds = np.array([float(run["rounds"]) for run in runs])
         reached = int(np.isfinite(seconds).sum())
@@ -103,7 +169,7 @@ def rows(
         found.append(
             {
                 "course": task,  # the key of files written before
-                "policy": name,
+                "policy": each.name,
                 "target": TASKS[task].target,
                 "reached": reached,
                 "runs": num_seeds,
@@ -154,29 +220,34 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     return f"{row['seconds']:.0f} ({row['low']:.0f} to {row['high']:.0f})"
 
 
-def _stem(task: str, name: str, seed: int) -> str:
-    return f"training-{task}-{name}-{seed:02}"
+def _stem(task: str, each: Contestant, seed: int) -> str:
+    return f"training-{task}-{each.name.replace(' ', '-')}-{seed:02}"
 
 
-def _eligible(task: str, name: str) -> bool:
+def _eligible(task: str, each: Contestant) -> bool:
     """Whether a task can have a policy: the linear program is for few clients."""
-    return name != LINEAR_PROGRAM or task == "paper"
+    return each.policy != LINEAR_PROGRAM or task == "paper"
 
 
-def _train(task: str, name: str, seed: int) -> Arrays:
+def _train(task: str, each: Contestant, seed: int) -> Arrays:
     from ..engine.batched import run_batched
     from ..theory.linear_program import linear_program
 
     settings, target = TASKS[task].settings, TASKS[task].target
-    known = name == LINEAR_PROGRAM
-    config = SimulationConfig.from_mapping(
-        {
-            **settings,
-            "strategy": settings["strategy"] if known else name,
-            "seed": seed,
-            "target-accuracy": target,
-        }
-    )
+    known = each.policy == LINEAR_PROGRAM
+    chosen = {
+        **settings,
+        "strategy": settings["strategy"] if known else each.policy,
+        "seed": seed,
+        "target-accuracy": target,
+        "mode": each.mode,
+        **each.settings,
+    }
+    if chosen.get("buffer-size") == -1:
+        chosen["buffer-size"] = chosen["num-selected"]
+    if each.mode == "buffered":  # with half as many updates there are twice as many steps
+        chosen["rounds"] *= 2
+    config = SimulationConfig.from_mapping(chosen)
     curve = run_batched(config, policy=linear_program(config) if known else None)
     reached = curve.accuracy >= target
     first = int(reached.argmax())

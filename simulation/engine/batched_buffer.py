@@ -99,7 +99,7 @@ class BufferedRun(BatchedRun):
             end_s = self._time_s + (time_s if on_time else self._deadline_s)
             heapq.heappush(self._under_way, (end_s, self._sent, work))
             self._at_work[arm] = True
-            available[arm] = False
+            available = available & ~self._at_work
         return available
 
     def _end(self) -> list[_Delivered]:
