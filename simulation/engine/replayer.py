@@ -132,6 +132,11 @@ def reproduced(record: RunRecord, found: Sequence[Replayed]) -> bool | None:
 def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
     """Return what the record cannot say, in sentences."""
     lines = []
+    if record.buffered:
+        lines.append(
+            "The record is of buffered steps, in which no client is waited for. What is replayed "
+            "are rounds with as many updates: what waiting for whole rounds would have cost."
+        )
     if reproduced(record, found) is False:
         lines.append(
             "The policy of the record does not come out at what was recorded: times have changed "
@@ -202,7 +207,7 @@ def _own_option(record: RunRecord, name: str) -> str:
 
 def _recorded(record: RunRecord) -> Contender | None:
     """Return the policy of a record as it was set there; ``None`` if it cannot be replayed."""
-    if not replayable(record.policy):
+    if record.buffered or not replayable(record.policy):
         return None
     try:
         return _contender(record, record.policy, record.option)

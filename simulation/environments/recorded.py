@@ -24,6 +24,7 @@ from .paper import RoundDraw
 # own.
 FEW: Final = 10
 _WELL_KNOWN: Final = 2 * FEW
+_LARGEST_FLOOR: Final = float(np.nextafter(1.0, 0.0))
 _PARAMS: Final = ("beta", "truncate")
 _MOST_NAMED: Final = 5
 _MOST_SAMPLES: Final = 2000
@@ -204,6 +205,9 @@ class RunRecord:
         whole deadline [s].
     measured_s : float
         The same as it was measured [s].
+    buffered : bool
+        Whether the record is of buffered steps. ``num_rounds`` is then the number of rounds with as
+        many updates, ``time_s`` what the steps took, and ``floors`` are those of rounds.
     """
 
     names: tuple[str, ...]
@@ -219,6 +223,7 @@ class RunRecord:
     time_s: float
     measured_s: float
     option: str = ""
+    buffered: bool = False
 
 
 def read_record(run_dir: Path) -> RunRecord:
@@ -249,6 +254,7 @@ def record_of(run: RecordedRun) -> RunRecord:
     member = np.zeros_like(available)
     rng = np.random.default_rng(0)
     time_s = measured_s = 0.0
+    buffered, updates = False, 0
     for row, record in enumerate(run.rounds()):
         if record.num_arms > MAX_LISTED_ARMS:
             drawn = rng.random(record.num_arms)
@@ -265,8 +271,17 @@ def record_of(run: RecordedRun) -> RunRecord:
             slowest_s = max(slowest_s, min(taken_s, tau_max_s))
         time_s += slowest_s
         measured_s += record.round_s
+        buffered |= record.buffered
+        updates += record.completed.count(True)
     if not any(samples):
         raise ConfigError("run", str(run.path), "must be a run in which clients were selected")
+    floors = run.floors
+    if buffered:
+        time_s = measured_s
+        num_rounds = max(1, round(updates / run.num_selected))
+        rows = np.linspace(0, run.num_rounds - 1, num_rounds).round().astype(np.int64)
+        available, member = available[rows], member[rows]
+        floors = tuple(min(run.num_selected * floor, _LARGEST_FLOOR) for floor in floors)
     return RunRecord(
         names=run.names,
         policy=run.strategy,
@@ -276,11 +291,12 @@ def record_of(run: RecordedRun) -> RunRecord:
         samples_s=tuple(np.array(values) for values in samples),
         available=available,
         member=member,
-        floors=run.floors,
+        floors=floors,
         params={key: run.config[key] for key in _PARAMS if key in run.config},
         time_s=time_s,
         measured_s=measured_s,
         option=str(run.config.get("strategy-option", "")),
+        buffered=buffered,
     )
 
 

@@ -193,7 +193,7 @@ def estimate_savings(record: RunRecord, num_seeds: int | None = None) -> Savings
     found = replay(replayed, [other], num_seeds=num_seeds, again=small or at_random)
     *mine, others = found
     whole = replayed.num_rounds == record.num_rounds
-    if not mine:
+    if not mine and not record.buffered:
         why = "cannot be replayed" if small else "takes long to replay in a run of this size"
         name = plain(record.policy)
         notes.append(f"{name} {why}: a replay of {other} stands against the record.")

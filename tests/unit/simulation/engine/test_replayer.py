@@ -47,6 +47,26 @@ def test_the_policy_of_the_record_comes_out_at_what_was_recorded(run_dir: Path) 
     assert fast.little_known == 0.0
 
 
+@pytest.mark.usefixtures("mnist")
+def test_buffered_steps_are_replayed_as_rounds_with_as_many_updates(tmp_path: Path) -> None:
+    path = tmp_path / "buffered"
+    arguments = "--scenario ideal --mode buffered --strategy cs-ucb-q-adaptive --rounds 300"
+    settings = ["--fairness", "equal:0.1", "--eval-every", "300", "--target-accuracy", "0"]
+    assert main([*arguments.split(), *settings, "--run-dir", str(path)]) == 0
+    record = read_record(path)
+    assert record.buffered
+    assert record.num_rounds == 300 * 3 // 5, "half of N, rounded up, in each step"
+    assert record.floors == pytest.approx([0.1] * 20), "of rounds, as they were asked for"
+    summary = json.loads((path / "summary.json").read_text())
+    assert record.time_s == pytest.approx(summary["time_s"])
+    assert sum(arm["share"] for arm in summary["arms"]) == pytest.approx(1.0)
+    assert {arm["floor"] for arm in summary["arms"]} == {pytest.approx(0.02)}
+    found = replay(record, ["cs-ucb-q-adaptive"], num_seeds=20)
+    assert [each.policy for each in found] == ["cs-ucb-q-adaptive"], "its own rule is no round's"
+    assert found[0].time_s.mean > record.time_s, "waiting costs"
+    assert caveats(record, found)[0].startswith("The record is of buffered steps")
+
+
 def test_what_the_record_does_not_say_is_told(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
