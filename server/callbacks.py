@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord
 
+from flower_scheduling.strategies.deadline import GivenDeadline, as_deadline
 from flower_scheduling.strategies.flower import (
     RoundHook,
     RoundRecord,
@@ -84,9 +85,9 @@ class Run:
     saved_round: int = 0
 
     @property
-    def tau_max_s(self) -> float:
-        """Deadline of a round [s]."""
-        return float(self.settings["tau-max-s"])
+    def tau_max_s(self) -> GivenDeadline:
+        """Deadline of a round [s], or ``"auto"``."""
+        return as_deadline(self.settings["tau-max-s"])
 
     def earlier_rounds(self) -> Iterator[RoundRecord]:
         """Read the rounds of an earlier part of the run."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flower_scheduling.strategies.deadline import AUTO
+
 from .plots import LINE_STYLES, new_figure, save
 
 if TYPE_CHECKING:
@@ -84,7 +86,8 @@ def _time(results: Sequence[SimulationResult]) -> Figure:
     per_round.set_xlabel("length of a round [s]")
     per_round.set_ylabel("share of rounds that take longer")
     per_round.set_yscale("log")
-    per_round.axvline(results[0].config.tau_max_s, color="0.5", linewidth=1, linestyle=":")
+    if (tau_max_s := results[0].config.tau_max_s) != AUTO:
+        per_round.axvline(tau_max_s, color="0.5", linewidth=1, linestyle=":")
     for axes in (total, per_round):
         axes.grid(alpha=0.3)
     figure.suptitle("Where the time goes")

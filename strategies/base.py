@@ -223,6 +223,9 @@ class SchedulingPolicy(ABC):
     """Names in ``RoundOutcome.reported`` without which there is nothing to learn from."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Names in ``RoundOutcome.reported`` that are learned from if clients report them."""
+    in_seconds: ClassVar[bool] = False
+    """Whether what it selects by is learned in seconds: ``tau_max_s`` is what a failure costs, and
+    may change between rounds. Otherwise it is the unit of rewards too, and stays."""
 
     # What state_dict, load_state_dict and add_arms have to know about a subclass; each of them is
     # the name of an attribute.

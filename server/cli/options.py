@@ -73,7 +73,8 @@ def settings_options(
 
     def decorate(command: _Command) -> _Command:
         for key, field in reversed(settings.settings().items()):
-            kind, text = field.kind, field.help
+            kind: Any = _NumberOr(field.word) if field.word else field.kind
+            text = field.help
             if key == "strategy":
                 text += " One of: " + ", ".join(runnable_policies()) + ", or MODULE:CLASS."
             if key == "strategy-option":
@@ -95,6 +96,28 @@ def settings_options(
 
 def _joined(context: click.Context, parameter: click.Parameter, values: Any) -> str | None:
     return ",".join(values) or None
+
+
+class _NumberOr(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+    """A number, or a word that stands for one."""
+
+    name = "float"
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        if value == self.word:
+            return self.word
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number, and not {self.word!r}.", param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"FLOAT|{self.word}"
 
 
 class _WholeText(click.types.StringParamType):

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from flower_scheduling.strategies import NamedFloors, parse_floors
+from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 from flower_scheduling.strategies.flower import LOGGER, TIMEOUT, RoundRecord, failure_kind
 
 from ..callbacks import RoundCallback, Run
@@ -94,8 +95,8 @@ class Alarms:
     ----------
     totals : RunTotals
         The run's rounds, counted up to the one that is observed.
-    tau_max_s : float
-        Deadline [s].
+    tau_max_s : float or "auto"
+        Deadline [s]; one that is found gives no alarm.
     checkpoint_every : int
         Rounds between checkpoints; 0: there are none.
     fairness : str
@@ -106,12 +107,13 @@ class Alarms:
         self,
         totals: RunTotals,
         *,
-        tau_max_s: float = 0.0,
+        tau_max_s: GivenDeadline = 0.0,
         checkpoint_every: int = 0,
         fairness: str = "none",
     ) -> None:
         self._totals = totals
-        self._tau_max_s = tau_max_s
+        self._judges_deadline = tau_max_s != AUTO
+        self._tau_max_s = 0.0 if tau_max_s == AUTO else tau_max_s
         self._checkpoint_every = checkpoint_every
         self._rule = parse_floors(fairness)
         self._window: deque[_WindowRound] = deque()
@@ -143,7 +145,8 @@ class Alarms:
             _WindowRound(record.selected, member, slowest_s, len(late), len(silent), record.turns)
         )
         self._follow_members(member)
-        self._judge_deadline()
+        if self._judges_deadline:
+            self._judge_deadline()
         if record.accuracy is not None:
             better = record.accuracy > self._best + _BETTER
             self._evaluations_since = 0 if better else self._evaluations_since + 1

@@ -32,6 +32,7 @@ _COUNTERS: Final = {
 _GAUGES: Final = {
     "round": ("round", "Last round that ended."),
     "round_s": ("round_seconds", "Length of the last round."),
+    "deadline_s": ("deadline_seconds", "Deadline of a round: given, or the last that was found."),
     "accuracy": ("accuracy", "Last test accuracy."),
     "loss": ("loss", "Last test loss."),
     "uptime_s": ("uptime_seconds", "Since the server began to listen."),

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.client.wire.frames import package_version
+from flower_scheduling.strategies.deadline import AUTO
 from flower_scheduling.strategies.flower import Arm, RoundRecord
 
 from ..callbacks import RoundCallback, Run
@@ -75,9 +76,10 @@ class ServerStatus(RoundCallback):
             the last one that ended, 0 before; times are in seconds, ``null`` is unknown. Each of
             ``arms`` has its state, ``selections``, ``completed``, ``mean_rtt_s``, ``last_rtt_s``,
             ``share`` of rounds against its ``floor``, virtual ``queue``, and ``failures`` by
-            reason. ``alarms`` are what to look at, each with ``kind`` and ``text``. Rounds are
-            counted since the run began, also if this server resumed it; ``uptime_s``, and what
-            was refused, late or ignored, since this server started.
+            reason. ``deadline_s`` is the given deadline, or the last that was found. ``alarms`` are
+            what to look at, each with ``kind`` and ``text``. Rounds are counted since the run
+            began, also if this server resumed it; ``uptime_s``, and what was refused, late or
+            ignored, since this server started.
         """
         nodes, totals = _Nodes.of(grid), self._totals
         with totals.lock:
@@ -90,6 +92,7 @@ class ServerStatus(RoundCallback):
                 "steps": totals.steps,
                 "time_s": last.time_s if last else None,
                 "round_s": last.round_s if last else None,
+                "deadline_s": self._deadline_s(last),
                 "accuracy": evaluated.accuracy if evaluated else None,
                 "loss": evaluated.loss if evaluated else None,
                 "client_metrics": totals.client_metrics,
@@ -114,6 +117,11 @@ class ServerStatus(RoundCallback):
             if node_id not in known  # not yet an arm, or of another ServerApp
         ]
         return {**status, "arms": rows}
+
+    def _deadline_s(self, last: RoundRecord | None) -> float | None:
+        """Return the deadline that was given, or that of the last round if it is found."""
+        given = AUTO if self._run is None else self._run.tau_max_s
+        return (last.deadline_s if last else None) if given == AUTO else given
 
     def client_names(self, grid: StreamGrid) -> set[str]:
         """Return the names of the clients that are connected or belong to the run."""

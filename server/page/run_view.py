@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_scheduling.strategies.deadline import AUTO, as_deadline
+
 from ..monitoring.alarms import Alarms
 from ..monitoring.live_file import FILE as LIVE
 from ..monitoring.live_file import HEARTBEAT_S
@@ -69,7 +71,7 @@ class RunView:
             self._met |= bool(config)
             self._alarms = Alarms(
                 self._totals,
-                tau_max_s=float(self._config.get("tau-max-s", 0.0)),
+                tau_max_s=as_deadline(self._config.get("tau-max-s", 0.0)),
                 checkpoint_every=int(self._config.get("checkpoint-every", 0)),
                 fairness=str(self._config.get("fairness", "none")),
             )
@@ -122,6 +124,7 @@ class RunView:
         keys = ("round", "time_s", "round_s", "selected", "rtt_s", "completed", "reason")
         found = {key: line[key] for key in (*keys, "compute_s", "link_s", "num_arms", "no_step")}
         found["names"] = self._names(line["num_arms"])
+        found["deadline_s"] = line.get("deadline_s")
         scores = read_scores(self.path, line)
         found["scores"] = None if scores is None else _scores_json(scores, line["selected"])
         return found
@@ -226,6 +229,7 @@ class RunView:
     def _run(self) -> dict[str, Any]:
         config = self._config
         state = "running" if self._alive() else "ended" if self._finished() else "silent"
+        found = config.get("tau-max-s") == AUTO
         if not config:
             state = "gone" if self._met else "not begun"
         return {
@@ -235,7 +239,8 @@ class RunView:
             "simulated": self._simulated,
             "policy": config.get("strategy", ""),
             "num_selected": config.get("num-selected"),
-            "tau_max_s": config.get("tau-max-s"),
+            "tau_max_s": self._totals.deadline_s if found else config.get("tau-max-s"),
+            "finds_deadline": found,
             "num_rounds": config.get("rounds"),
             "target_accuracy": config.get("target-accuracy") or None,
             "explained": bool(config.get("explain")),

@@ -51,8 +51,8 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
         line["client_metrics"] = dict(record.client_metrics)
     if record.buffered:
         line["buffered"] = True
-    sizes = {name: getattr(record, name) for name in _SIZES}
-    return line | {name: size for name, size in sizes.items() if size is not None}
+    known = {name: getattr(record, name) for name in (*_SIZES, "deadline_s")}
+    return line | {name: value for name, value in known.items() if value is not None}
 
 
 def read_line(data: bytes, number: int) -> dict[str, Any]:
@@ -239,9 +239,8 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "client_metrics": _metrics,
     "scores": _or_none(_scores),
     **dict.fromkeys(_SIZES, _count),
+    "deadline_s": _seconds,
 }
+_LATER: Final = ("client_metrics", "scores", *_SIZES, "deadline_s")
 # Not listed above some number of arms, of few rounds, or not written by earlier versions
-_OPTIONAL: Final = (
-    *("available", "absent", "no_step", "client_metrics", "scores", "buffered"),
-    *(*_BUFFERED_COLUMNS, *_SIZES),
-)
+_OPTIONAL: Final = ("available", "absent", "no_step", *_LATER, "buffered", *_BUFFERED_COLUMNS)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 from flower_scheduling.strategies.flower import TIMEOUT, Arm, RoundRecord, failure_kind
 
 LOOSE: Final = 10.0
@@ -164,14 +165,22 @@ class RunTotals:
         return None if self.on_clients is None else dict(self.on_clients.client_metrics or {})
 
     @property
+    def deadline_s(self) -> float | None:
+        """Deadline of the last round [s], if it was found; ``None``: it is that of the settings."""
+        return None if self.last is None else self.last.deadline_s
+
+    @property
     def target_reached(self) -> bool:
         """Whether the target accuracy has been reached."""
         return self.target is not None
 
     def summary(
-        self, arms: Sequence[Arm], floors: Sequence[float] | None, *, tau_max_s: float
+        self, arms: Sequence[Arm], floors: Sequence[float] | None, *, tau_max_s: GivenDeadline
     ) -> dict[str, Any]:
-        """Return the run in numbers, ready for JSON; times in seconds."""
+        """Return the run in numbers, ready for JSON; times in seconds.
+
+        Of a deadline that is found ``deadline_s`` is the last, and none is suggested.
+        """
         evaluated, target, failures = self.evaluated, self.target, self.failures
         counts = self.grow(len(arms))
         return {
@@ -188,7 +197,8 @@ class RunTotals:
             "failures": failures.total(),
             "failure_reasons": dict(failures),
             "tau_max_s": tau_max_s,
-            "suggested_tau_max_s": self._suggest_tau_max(tau_max_s),
+            **({"deadline_s": self.deadline_s} if tau_max_s == AUTO else {}),
+            "suggested_tau_max_s": None if tau_max_s == AUTO else self._suggest_tau_max(tau_max_s),
             "arms": [
                 {
                     "index": arm.index,

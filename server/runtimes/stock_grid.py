@@ -8,6 +8,7 @@ from statistics import median
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 from flower_scheduling.strategies.flower import LOGGER, TimedGrid
 
 
@@ -21,13 +22,13 @@ class StockGrid(TimedGrid):
     ----------
     grid : Grid
         Flower's grid.
-    tau_max_s : float
-        Deadline of a round [s]; a warning is logged below twice that least time.
+    tau_max_s : float or "auto"
+        Deadline of a round [s]; a warning is logged if it is below twice that least time.
     """
 
     asks_one_first = False  # our app answers
 
-    def __init__(self, grid: Grid, tau_max_s: float) -> None:
+    def __init__(self, grid: Grid, tau_max_s: GivenDeadline) -> None:
         super().__init__(grid)
         self._tau_max_s = tau_max_s
         self._asked_s: dict[str, float] = {}  # message id -> time; of the first newcomers
@@ -65,7 +66,7 @@ class StockGrid(TimedGrid):
             times_s[0],
             times_s[-1],
         )
-        if self._tau_max_s < 2 * least_s:
+        if self._tau_max_s != AUTO and self._tau_max_s < 2 * least_s:
             LOGGER.warning(
                 "tau-max-s = %g is below twice that time: measured times tell clients apart "
                 "badly, and many will count as failed",

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    Self,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 
 from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import Strict, kebab
+from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 
 _BEYOND_INT: Final = 2**63  # for Flower's messages and numpy alike
 
@@ -18,6 +30,24 @@ _BEYOND_INT: Final = 2**63  # for Flower's messages and numpy alike
 def setting(default: Any, help_text: str, **bounds: Any) -> Any:
     """Declare a setting: its default, its line in help texts, and pydantic's bounds."""
     return Field(default, description=help_text, **bounds)
+
+
+def _deadline(value: object, info: ValidationInfo) -> GivenDeadline:
+    """Return a number of seconds above 0, or the word for one that is found."""
+    if value == AUTO:
+        return "auto"
+    key = kebab(info.field_name or "")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigError(key, value, f"must be a number or {AUTO}")
+    if not math.isfinite(value):
+        raise ConfigError(key, value, "must be a finite number")
+    if value <= 0:
+        raise ConfigError(key, value, "must be above 0")
+    return float(value)
+
+
+Deadline: TypeAlias = Annotated[GivenDeadline, PlainValidator(_deadline)]
+"""Type of a setting that is a deadline [s], or ``auto``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +58,8 @@ class Setting:
     kind: type[int | float | bool | str]
     default: int | float | bool | str
     help: str
+    word: str = ""
+    """What may stand for a number; empty: nothing."""
 
 
 class Settings(Strict):
@@ -44,9 +76,12 @@ class Settings(Strict):
         hints = get_type_hints(cls)
         found = {}
         for name, field in cls.model_fields.items():
-            choices = get_args(hints[name])  # of a Literal
-            kind = type(choices[0]) if choices else hints[name]
-            found[kebab(name)] = Setting(name, kind, field.default, field.description or "")
+            kind, word = hints[name], ""
+            if get_origin(kind) is Literal:
+                kind = type(get_args(kind)[0])
+            elif choices := get_args(kind):  # a number, or a word
+                kind, word = choices[0], get_args(choices[1])[0]
+            found[kebab(name)] = Setting(name, kind, field.default, field.description or "", word)
         return found
 
     @classmethod

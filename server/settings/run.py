@@ -18,7 +18,7 @@ from flower_scheduling.strategies import (
 )
 
 from ..monitoring.trackers.catalog import TRACKERS, tracker_names
-from .base import Settings, setting
+from .base import Deadline, Settings, setting
 
 LONGEST_WAIT_S: Final = 7 * 86400.0
 
@@ -36,7 +36,9 @@ class ServerConfig(Settings):
 
     strategy: str = setting("cs-ucb-q-adaptive", "Scheduling policy.")
     num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)
-    tau_max_s: float = setting(5.0, "Deadline of a round [s].", gt=0)
+    tau_max_s: Deadline = setting(
+        5.0, "Deadline of a round [s]; auto: it is found from measured times."
+    )
     mode: Literal["rounds", "buffered"] = setting(
         "rounds",
         "Wait for all clients of a round, or refill each of the N channels as it becomes free "

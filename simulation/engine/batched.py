@@ -37,6 +37,7 @@ from flower_scheduling.strategies import (
     parse_floors,
 )
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
+from flower_scheduling.strategies.deadline import AUTO
 from flower_scheduling.strategies.flower.replies import LARGEST_VALUE
 from flower_scheduling.strategies.flower.strategy import BUFFERED
 from flower_scheduling.strategies.registry import channel_params, find_policy
@@ -142,6 +143,7 @@ def run_batched(
     for name, value in _SUPPORTED.items():
         allowed = f"{value if value != '' else 'empty'} in batched training"
         config.require(name, getattr(config, name) == value, allowed)
+    config.require("tau_max_s", config.tau_max_s != AUTO, "a number in batched training")
     Simulation(config)  # refuses what a simulation refuses
     run = BatchedRun
     if config.mode == BUFFERED:
@@ -210,6 +212,7 @@ class BatchedRun:
         self._policy = _build_policy(config) if policy is None else policy
         self._reports = POLICIES[config.strategy].reports
         self._seen: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
+        assert config.tau_max_s != AUTO
         self._deadline_s = min(config.tau_max_s, _LONGEST_ROUND_S)
         self._busy_until_s: FloatArray = np.zeros(config.num_clients)
         self._time_s = 0.0

@@ -23,6 +23,7 @@ from flower_scheduling.server.app import create_app, prepare_run
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
 from flower_scheduling.server.runs.directory import TRUTH, read_rounds
 from flower_scheduling.strategies import POLICIES, NamedFloors, check_feasibility, parse_floors
+from flower_scheduling.strategies.deadline import AUTO
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, RoundRecord
 
 from ..settings import SimulationConfig
@@ -151,10 +152,13 @@ class Simulation:
         return SimulationResult(config, summary, records, no_step)
 
     def _write_truth(self) -> None:
-        """Leave the clients' expected times in the run directory: a page shows regret by them."""
-        if not self.config.run_dir:
-            return
+        """Leave the clients' expected times in the run directory: a page shows regret by them.
+
+        They are cut off at the deadline, so there are none for one that moves.
+        """
         environment, tau_max_s = self._environment, self.config.tau_max_s
+        if not self.config.run_dir or tau_max_s == AUTO:
+            return
         names = [f"client-{number + 1}" for number in range(self.config.num_clients)]
         truth = []
         for t in environment.regimes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.runs.directory import count_rounds, read_rounds
 from flower_scheduling.server.runs.round_lines import MAX_LISTED_ARMS
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
+from flower_scheduling.strategies.deadline import AUTO, LONGEST_S, as_deadline
 from flower_scheduling.strategies.flower import RoundRecord
 
 from ..wording import plain
@@ -81,7 +82,7 @@ class RecordedRun:
     num_selected : int
         N.
     tau_max_s : float
-        Deadline [s].
+        Deadline [s]; of a run that found its own, the longest round trip that was in time.
     """
 
     path: Path
@@ -91,6 +92,11 @@ class RecordedRun:
     strategy: str
     num_selected: int
     tau_max_s: float
+
+    @property
+    def finds_deadline(self) -> bool:
+        """Whether each round had a deadline that was found from measured times."""
+        return bool(self.config.get("tau-max-s") == AUTO)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,7 +152,7 @@ def open_run(path: Path) -> RecordedRun:
         num_rounds = count_rounds(path)
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
         strategy = str(config["strategy"])
-        num_selected, tau_max_s = int(config["num-selected"]), float(config["tau-max-s"])
+        num_selected, tau_max_s = int(config["num-selected"]), as_deadline(config["tau-max-s"])
         if not num_rounds:
             raise ConfigError("run", str(path), "must be a run with rounds")
         arms = tuple(
@@ -158,7 +164,15 @@ def open_run(path: Path) -> RecordedRun:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise _no_run(path, f" ({reason})") from None
-    return RecordedRun(path, config, arms, num_rounds, strategy, num_selected, tau_max_s)
+    longest_s = LONGEST_S if tau_max_s == AUTO else tau_max_s
+    run = RecordedRun(path, config, arms, num_rounds, strategy, num_selected, longest_s)
+    return run if tau_max_s != AUTO else replace(run, tau_max_s=_longest_s(run) or LONGEST_S)
+
+
+def _longest_s(run: RecordedRun) -> float:
+    """Return the longest round trip of a run that was in time [s]."""
+    results = (result for record in run.rounds() for result in record.results)
+    return max((result.rtt_s or 0.0 for result in results if result.completed), default=0.0)
 
 
 def _no_run(path: Path, reason: str) -> ConfigError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from flower_scheduling.strategies.base import FloatArray
+from flower_scheduling.strategies.deadline import AUTO
 
 from ..plots import BLUE, GREEN, GREY, INK, ORANGE, themed_svg
 from ..wording import percent, plain, seconds
@@ -172,7 +173,8 @@ def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
         if every
         else f"Median and longest of some {len(round_s) // stretches} rounds each."
     )
-    deadline = f"the deadline of {seconds(tau_max_s)}"
+    which = "last deadline" if stats.summary["tau_max_s"] == AUTO else "deadline"
+    deadline = f"the {which} of {seconds(tau_max_s)}"
     return ReportFigure(
         "lengths",
         "How long the rounds took",

@@ -66,7 +66,7 @@ def report_page(
         tied=_tied,
         state=_state(run, stats),
         numbers=_numbers(run, stats),
-        figures=draw_all(stats, tau_max_s=run.tau_max_s, target=target),
+        figures=draw_all(stats, tau_max_s=_deadline_s(run, stats), target=target),
         headings=_HEADINGS,
         rows=[_row(client) for client in rows],
         num_clients=len(stats.clients),
@@ -131,7 +131,9 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
         failures = (
             f"{summary['failures']:,} of {stats.selections:,} requests ({share}): {_kinds(reasons)}"
         )
-    deadline = f"{seconds(run.tau_max_s)}"
+    deadline = seconds(_deadline_s(run, stats))
+    if run.finds_deadline:
+        deadline += " in the last round; it was found from measured times"
     if suggested := summary["suggested_tau_max_s"]:
         deadline += f"; what was measured suggests {seconds(suggested)}"
     lost = "no round had two clients to compare"
@@ -158,6 +160,11 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
     if stats.on_clients:
         rows.insert(4, ("On clients", _on_clients(stats)))
     return rows
+
+
+def _deadline_s(run: RecordedRun, stats: RunStatistics) -> float:
+    """Return the deadline that was given, or that of the last round if it was found [s]."""
+    return stats.summary.get("deadline_s") or run.tau_max_s
 
 
 def _on_clients(stats: RunStatistics) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.strategies.base import BoolArray, FloatArray
+from flower_scheduling.strategies.deadline import GivenDeadline
 from flower_scheduling.strategies.flower import Arm, RoundRecord
 
 from ..environments.recorded import RecordedRun, RunRecord
@@ -246,7 +247,8 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         client.selections, client.failures = counts.selected, counts.failures
         heat[index, edges[1:] < (client.joined or run.num_rounds + 1)] = np.nan
     arms = [Arm(index, "", 0, arm.name, arm.num_examples) for index, arm in enumerate(run.arms)]
-    summary = totals.summary(arms, run.floors or None, tau_max_s=run.tau_max_s)
+    tau_max_s: GivenDeadline = "auto" if run.finds_deadline else run.tau_max_s
+    summary = totals.summary(arms, run.floors or None, tau_max_s=tau_max_s)
     return RunStatistics(clients, summary, round_s, evaluations, on_clients, no_step, heat, edges)
 
 

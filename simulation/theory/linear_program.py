@@ -16,6 +16,7 @@ from flower_scheduling.strategies.base import (
     SchedulingPolicy,
     Selection,
 )
+from flower_scheduling.strategies.deadline import AUTO
 
 from ..settings import SimulationConfig
 from .optimum import StationaryPolicy, best_stationary_policy, mean_slowest_of_law
@@ -59,6 +60,8 @@ def linear_program(config: SimulationConfig) -> StationaryPolicyPlayer:
     labels = load_mnist(config.data_dir or None).train_labels.numpy()
     partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
     sizes = [len(indices) for indices in partition]
+    config.require("tau_max_s", config.tau_max_s != AUTO, "a number for the optimum")
+    assert config.tau_max_s != AUTO
     survival, weight_s = config.environment(0).time_law(config.tau_max_s)
     plan = best_stationary_policy(
         mean_slowest_of_law(survival, weight_s),

@@ -8,9 +8,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from flower_scheduling.errors import ConfigError, SchedulingError, TooFewClientsError
 
+from ..deadline import GivenDeadline
 from .grids import SelectedNodesGrid
 from .replies import error_text
 from .round import RoundParts, set_ttl
+from .round_deadline import RoundDeadline
 from .timed_grid import LOGGER
 
 AVAILABLE: Final = "available"
@@ -30,8 +32,13 @@ class ClientEvaluation:
         strategy configures one.
     on : str
         Which clients may be asked: :data:`AVAILABLE` or :data:`SELECTED`.
-    timeout_s : float
-        Deadline [s].
+    timeout_s : float or "auto"
+        Deadline [s]; ``"auto"``: it is found from what evaluations take.
+
+    Attributes
+    ----------
+    deadline : RoundDeadline
+        The deadline of each.
 
     Raises
     ------
@@ -39,16 +46,15 @@ class ClientEvaluation:
         If a setting is out of range.
     """
 
-    def __init__(self, every: int | None, on: str, timeout_s: float) -> None:
+    def __init__(self, every: int | None, on: str, timeout_s: GivenDeadline) -> None:
         if every is not None and every < 0:
             raise ConfigError("client_eval_every", every, "must be at least 0")
         if on not in (AVAILABLE, SELECTED):
             raise ConfigError("client_eval_on", on, f"must be {AVAILABLE} or {SELECTED}")
-        if not timeout_s > 0:
-            raise ConfigError("client_eval_timeout_s", timeout_s, "must be above 0")
         self._every = 1 if every is None else every
         self._on = on
-        self._timeout_s = timeout_s
+        self.deadline = RoundDeadline(timeout_s, key="client_eval_timeout_s")
+        self._deadline_s = 0.0  # of the one that is under way
         self._silent = False  # whether no client has a function for it
 
     def configure(
@@ -80,14 +86,18 @@ class ClientEvaluation:
             raise SchedulingError(
                 f"{name} configured an evaluation of clients that it was not shown"
             )
-        set_ttl(messages, self._timeout_s)
+        table = parts.membership.table
+        asked = [table.arm_of(message.metadata.dst_node_id).index for message in messages]
+        self._deadline_s = self.deadline.of(asked)
+        set_ttl(messages, self._deadline_s)
         return messages
 
     def exchange(self, parts: RoundParts, messages: list[Message]) -> list[Message]:
         """Send the messages and return the replies that may be averaged."""
         if not messages:
             return []
-        exchanges = parts.timed.exchange(messages, self._timeout_s)
+        exchanges = parts.timed.exchange(messages, self._deadline_s)
+        self.deadline.learn(exchanges, parts.membership.table)
         errors = [each.reply for each in exchanges if each.reply is not None]
         if errors and all(each.has_error() and _NO_HANDLER in _reason(each) for each in errors):
             self._silent = True

@@ -22,7 +22,9 @@ from ..base import (
     RoundOutcome,
     SchedulingPolicy,
     Selection,
+    check_real,
 )
+from ..deadline import AUTO, LONGEST_S, GivenDeadline
 from ..fairness import FloorRule, NamedFloors, check_feasibility, floors_text, parse_floors
 from ..floors import FloorPolicy, QueuePolicy
 from ..registry import PolicySpec, build_policy, channel_params, find_policy
@@ -54,7 +56,7 @@ class PolicyRunner:
         Name of a policy; or a policy with ``num_arms = 0``, which grows as arms join; or a class or
         function that takes ``num_arms``, ``num_selected``, ``tau_max_s`` and ``rng``.
     num_selected, tau_max_s, seed
-        As in :class:`.ScheduledStrategy`.
+        As in :class:`.ScheduledStrategy`. If the deadline is found, see :meth:`set_tau_max`.
     fairness : str or FloorRule
         Floors c_k of the arms.
     availability : float
@@ -76,7 +78,7 @@ class PolicyRunner:
         policy: PolicyLike,
         *,
         num_selected: int,
-        tau_max_s: float,
+        tau_max_s: GivenDeadline,
         seed: int,
         fairness: str | FloorRule,
         availability: float,
@@ -122,7 +124,7 @@ class PolicyRunner:
         return {
             "strategy": self.name,
             "num-selected": self.num_selected,
-            "tau-max-s": float(self._tau_max_s),
+            "tau-max-s": AUTO if self._tau_max_s == AUTO else float(self._tau_max_s),
             "strategy-option": ",".join(f"{kebab(key)}={value}" for key, value in options.items()),
             **{key: value for key, value in own.items() if isinstance(value, bool | int | float)},
             **({"fairness": self._floors_text} if self._floors_text else {}),
@@ -322,6 +324,27 @@ class PolicyRunner:
         updates = {} if update is None else {result.arm: update}
         self.tell(Selection(now, mask, drawn), [result], updates)
 
+    def set_tau_max(self, deadline_s: float, *, unit_s: float) -> None:
+        """Let the policy know a deadline that is found.
+
+        tau_max is two things to a policy: what a failure costs, and the unit of rewards
+        1 - tau / tau_max. A policy that learns seconds (:attr:`.SchedulingPolicy.in_seconds`) is
+        given the present deadline. For one that learns rewards, like CS-UCB, rewards of different
+        units would not compare, and one of an hour would make all arms alike: it is given the unit
+        that :meth:`.RoundDeadline.learn` settles once and for all. A failure then counts as one
+        unit, whatever was waited for it, and so does a time beyond it. A policy that was given as
+        an object keeps the tau_max that it was built with.
+
+        Parameters
+        ----------
+        deadline_s : float
+            Deadline of the round that is told, or what that of the next one will be about [s].
+        unit_s : float
+            Unit of rewards [s].
+        """
+        if not isinstance(self._given, SchedulingPolicy):
+            self.policy.tau_max_s = deadline_s if self.policy.in_seconds else unit_s
+
     def load(self, num_arms: int, state: Mapping[str, Any]) -> None:
         """Go on with the state of a policy of so many arms.
 
@@ -331,6 +354,8 @@ class PolicyRunner:
             If it is of another policy or other settings.
         """
         policy = self._build(num_arms)
+        if self._tau_max_s == AUTO and policy is not self._given:  # a part of what was learned
+            policy.tau_max_s = check_real("state['tau_max_s']", state.get("tau_max_s"), above=0.0)
         policy.load_state_dict(state)
         self._policy = policy
 
@@ -353,7 +378,7 @@ class PolicyRunner:
         params = {
             "num_arms": num_arms,
             "num_selected": self.num_selected,
-            "tau_max_s": self._tau_max_s,
+            "tau_max_s": LONGEST_S if self._tau_max_s == AUTO else self._tau_max_s,
             "rng": np.random.default_rng(self._seed),
             **self._params,
         }
@@ -379,7 +404,7 @@ class PolicyRunner:
         if knows and not self._channels:
             raise ConfigError("policy", self.name, 'was built for channels: mode="buffered"')
         for name, value in (("num_selected", num_selected), ("tau_max_s", self._tau_max_s)):
-            if getattr(policy, name) != value:
+            if value != AUTO and getattr(policy, name) != value:
                 raise ConfigError(name, value, f"the policy was built with {getattr(policy, name)}")
         if num_arms > policy.num_arms:
             policy.add_arms(num_arms - policy.num_arms)

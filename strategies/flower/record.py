@@ -98,6 +98,9 @@ class RoundRecord:
     queue : (num_arms,) float64 or None
         Virtual queues after the round [rounds], with the explanation; ``None`` for a policy
         without.
+    deadline_s : float or None
+        Deadline of the round [s], where it was found from measured times; ``None``: it is that of
+        the settings.
     """
 
     round: int
@@ -117,6 +120,7 @@ class RoundRecord:
     buffered: bool = False
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
+    deadline_s: float | None = None
 
     @property
     def selected(self) -> list[int]:

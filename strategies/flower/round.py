@@ -25,6 +25,7 @@ from .policy_runner import PolicyRunner
 from .record import ArmResult, RoundRecord
 from .replies import LARGEST_VALUE, ArraySpec
 from .reply_sorter import ReplySorter, SortedReplies
+from .round_deadline import RoundDeadline
 from .timed_grid import LOGGER, TimedExchange
 from .wrapped import WrappedStrategy
 
@@ -45,8 +46,8 @@ class RoundParts:
         The same, able to measure.
     membership, policy, sorter, wrapped
         The parts of the strategy.
-    tau_max_s : float
-        Deadline [s].
+    deadline : RoundDeadline
+        Deadline of each round.
     free_form : bool
         Whether replies may have any records, keys and shapes.
     explain : bool
@@ -61,7 +62,7 @@ class RoundParts:
     policy: PolicyRunner
     sorter: ReplySorter
     wrapped: WrappedStrategy
-    tau_max_s: float
+    deadline: RoundDeadline
     free_form: bool
     explain: bool
     told_of_subset: bool = False
@@ -175,6 +176,8 @@ class TrainingRound(ModelStep):
     ----------
     arms : list of int
         The super arm.
+    deadline_s : float
+        Deadline [s]; NaN before :meth:`select`.
     """
 
     def __init__(
@@ -193,6 +196,7 @@ class TrainingRound(ModelStep):
         self._available: list[int] = []
         self._absent: list[int] = []
         self.arms: list[int] = []
+        self.deadline_s = math.nan
         self._begin_s = math.nan
         self._round_s = 0.0
         self._sent_bytes: int | None = None
@@ -214,6 +218,7 @@ class TrainingRound(ModelStep):
         self.arms = np.flatnonzero(self._selection.mask).tolist()
         if not self.arms:
             self.no_step = "quorum" if table.num_available else "nobody-available"
+        self.deadline_s = parts.deadline.of(self.arms)
         self._begin_s = parts.timed.now()
 
     def configure(self, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
@@ -238,7 +243,7 @@ class TrainingRound(ModelStep):
             )
         if len(destinations) < len(nodes):
             self._reduce(destinations, len(nodes))
-        set_ttl(messages, parts.tau_max_s)
+        set_ttl(messages, self.deadline_s)
         if requested := parts.policy.requested_metrics:
             for message in messages:
                 message.content[REQUEST] = ConfigRecord({REPORT: " ".join(requested)})
@@ -265,9 +270,14 @@ class TrainingRound(ModelStep):
             )
 
     def exchange(self, messages: list[Message], deadline_s: float) -> list[Message]:
-        """Send the messages, measure, and return the replies that may be aggregated."""
+        """Send the messages, measure, and return the replies that may be aggregated.
+
+        The round's own deadline holds, or ``deadline_s`` if that is shorter [s].
+        """
         parts = self._parts
-        exchanges = parts.timed.exchange(messages, deadline_s) if messages else []
+        self.deadline_s = min(self.deadline_s, deadline_s)
+        exchanges = parts.timed.exchange(messages, self.deadline_s) if messages else []
+        parts.deadline.learn(exchanges, parts.membership.table)
         self._round_s = parts.timed.now() - self._begin_s
         self._sent_bytes = _sum(exchange.sent_bytes for exchange in exchanges)
         self._received_bytes = _sum(exchange.received_bytes for exchange in exchanges)
@@ -305,7 +315,12 @@ class TrainingRound(ModelStep):
             return
         parts = self._parts
         self._results = parts.sorter.results(self._sorted)
+        deadline = parts.deadline
+        if deadline.is_found:
+            parts.policy.set_tau_max(self.deadline_s, unit_s=deadline.unit_s)
         parts.policy.tell(self._selection, self._results, self._sorted.updates)
+        if deadline.is_found:
+            parts.policy.set_tau_max(deadline.level_s, unit_s=deadline.unit_s)
         self._selection = None
         if parts.explain:
             self._queue = parts.policy.queue
@@ -351,6 +366,7 @@ class TrainingRound(ModelStep):
             received_bytes=self._received_bytes,
             explanation=self._explanation,
             queue=self._queue,
+            deadline_s=self.deadline_s if self._parts.deadline.is_found else None,
         )
 
 

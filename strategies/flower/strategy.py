@@ -18,6 +18,7 @@ from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError
 
 from ..base import SchedulingPolicy
+from ..deadline import AUTO, GivenDeadline
 from ..fairness import FloorRule
 from .arm_table import ArmTable
 from .buffered import BufferedStep, BufferOptions, Channels
@@ -31,6 +32,7 @@ from .record import RoundHook, RoundRecord, finite_metrics
 from .replies import ArraySpec, ReplyChecker
 from .reply_sorter import ReplySorter
 from .round import RoundParts, TrainingRound
+from .round_deadline import RoundDeadline
 from .round_log import RoundLog
 from .state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, TimedExchange, TimedGrid
@@ -52,7 +54,7 @@ class _Run:
     specs: Mapping[str, ArraySpec]
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
-    deadline_s: float
+    timeout_s: float  # longest deadline
     result: Result
     hooks: Sequence[RoundHook]  # before the strategy's own
     log: RoundLog
@@ -86,8 +88,9 @@ class ScheduledStrategy(Strategy):
         ``num_arms``, ``num_selected``, ``tau_max_s`` and ``rng``.
     num_selected : int
         Size N of the super arm; in buffered mode the number of channels, of clients at work.
-    tau_max_s : float
-        Deadline of a round [s], tau_max in the paper.
+    tau_max_s : float or "auto"
+        Deadline of a round [s], tau_max in the paper. ``"auto"``, the default: it is found from
+        measured times and may differ from round to round, see :class:`.AutoDeadline`.
     fairness : str or FloorRule
         Floors c_k for policies that keep them: numbers, ``dev-1=0.6,dev-2=0.5``, ``equal:0.2``,
         ``proportional:2``, ``heuristic:0.5``, ``none``. The default guarantees each client half of
@@ -116,7 +119,8 @@ class ScheduledStrategy(Strategy):
         Clients that the wrapped strategy may ask: those ``available``, of which it samples its
         ``fraction_evaluate``, or those ``selected`` in the round.
     client_eval_timeout_s : float, optional
-        Deadline of such an evaluation [s]; ``tau_max_s`` by default.
+        Deadline of such an evaluation [s]; ``tau_max_s`` by default, and if that is ``"auto"`` it
+        is found from what evaluations take.
     fixed_shapes : bool, optional
         Whether a reply must be what Flower's aggregation rules take: one record of arrays like
         the model's, one of metrics with a weight. By default it must, unless the wrapped strategy
@@ -181,7 +185,7 @@ class ScheduledStrategy(Strategy):
         policy: PolicyLike = "cs-ucb-q-adaptive",
         *,
         num_selected: int,
-        tau_max_s: float,
+        tau_max_s: GivenDeadline = AUTO,
         fairness: str | FloorRule = "heuristic:0.5",
         availability: float = 1.0,
         seed: int = 0,
@@ -223,7 +227,7 @@ class ScheduledStrategy(Strategy):
             raise ConfigError("buffer_size", buffer_size, f'needs mode="{BUFFERED}"')
         size = (num_selected + 1) // 2 if buffer_size is None else buffer_size
         self._num_selected = num_selected
-        self._tau_max_s = tau_max_s
+        self._deadline = RoundDeadline(tau_max_s, num_selected)
         self._policy = PolicyRunner(
             policy,
             num_selected=num_selected,
@@ -350,6 +354,8 @@ class ScheduledStrategy(Strategy):
             "policy": self.policy.state_dict(),
             "arms": self.arms.state(),
             **self._sorter.state(),
+            "deadline": self._deadline.state(),
+            "evaluation_deadline": self._evaluation.deadline.state(),
             "wrapped": strategy_state(self._wrapped.outer),
             **(
                 {}
@@ -375,6 +381,8 @@ class ScheduledStrategy(Strategy):
         self._policy.load(len(self.arms), state["policy"])
         load_strategy_state(self._wrapped.outer, state["wrapped"])
         self._sorter.load_state(state)
+        self._deadline.load_state(state.get("deadline"))
+        self._evaluation.deadline.load_state(state.get("evaluation_deadline"))
         self._resumed = state
 
     def require_savable(self) -> None:
@@ -433,10 +441,10 @@ class ScheduledStrategy(Strategy):
     def summary(self) -> None:
         """Log what schedules what."""
         LOGGER.info(
-            "\t├──> Scheduling: %s, N = %d, deadline %g s",
+            "\t├──> Scheduling: %s, N = %d, deadline %s",
             self._policy.name,
             self._num_selected,
-            self._tau_max_s,
+            "auto" if self._deadline.is_found else f"{self._deadline.level_s:g} s",
         )
         if (fraction := self._wrapped.fraction_train) < 1:
             LOGGER.info(
@@ -464,7 +472,7 @@ class ScheduledStrategy(Strategy):
     ) -> Result:
         """Run the rounds; signature and result are Flower's.
 
-        A round ends with its last reply, at ``tau_max_s`` or at ``timeout`` [s], whichever comes
+        A round ends with its last reply, at its deadline or at ``timeout`` [s], whichever comes
         first. ``evaluate_fn`` is called before the first round, every ``eval_every`` rounds and
         after the last. After :meth:`load_state_dict` the rounds go on from there. Called again,
         it begins another run with what the policy has learned.
@@ -524,7 +532,7 @@ class ScheduledStrategy(Strategy):
             policy=self._policy,
             sorter=self._sorter,
             wrapped=self._wrapped,
-            tau_max_s=self._tau_max_s,
+            deadline=self._deadline,
             free_form=self._free_form,
             explain=bool(started.explain),
         )
@@ -535,13 +543,14 @@ class ScheduledStrategy(Strategy):
             specs=ArraySpec.of(arrays),
             train_config=ConfigRecord() if train_config is None else train_config,
             evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
-            deadline_s=min(timeout, self._tau_max_s),
+            timeout_s=timeout,
             result=Result(arrays=arrays),
             hooks=started.hooks,
             log=RoundLog(started.num_rounds, self._log_every_s, started.earlier),
         )
         if self._buffer is not None:
-            self._run.channels = Channels(parts, self._buffer, self._run.deadline_s)
+            deadline_s = min(timeout, self._deadline.level_s)
+            self._run.channels = Channels(parts, self._buffer, deadline_s)
         return self._run
 
     def _run_rounds(
@@ -585,7 +594,7 @@ class ScheduledStrategy(Strategy):
 
     def _train(self, run: _Run, one: TrainingRound) -> None:
         result = run.result
-        replies = one.exchange(one.configure(result.arrays, run.train_config), run.deadline_s)
+        replies = one.exchange(one.configure(result.arrays, run.train_config), run.timeout_s)
         arrays, metrics = one.aggregate(replies, consume=True)
         if arrays is not None:
             result.arrays = arrays
@@ -633,7 +642,7 @@ class ScheduledStrategy(Strategy):
             self._evaluation,
             begin_round=partial(self._begin_round, run),
             end_round=partial(self._end_round, run),
-            deadline_s=run.deadline_s,
+            deadline_s=run.timeout_s,
         )
         with self._wrapped.guided_by(guide) as strategy:
             result = strategy.start(

@@ -97,6 +97,7 @@ class CsUcbAdaptive(SchedulingPolicy):
     """
 
     name: ClassVar[str] = "cs-ucb-adaptive"
+    in_seconds: ClassVar[bool] = True
     _per_arm: ClassVar[Mapping[str, float]] = {
         **SchedulingPolicy._per_arm,
         **dict.fromkeys(_FORGOTTEN, 0.0),

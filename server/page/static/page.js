@@ -61,7 +61,7 @@ const Page = {
   function header({ run, top }) {
     document.title = `${run.name}: round ${top.round}`;
     setText(byId("name"), run.name);
-    const what = [run.simulated ? "simulation" : "fleet", run.policy, `${run.num_selected ?? "–"} clients a round`, `deadline ${Format.seconds(run.tau_max_s)}`];
+    const what = [run.simulated ? "simulation" : "fleet", run.policy, `${run.num_selected ?? "–"} clients a round`, `deadline ${run.finds_deadline ? "auto, now " : ""}${Format.seconds(run.tau_max_s)}`];
     setText(byId("what"), run.exists ? what.join(" · ") : run.state === "gone" ? "" : "waiting for the run to begin");
     const badge = byId("state"), text = Page.saved ? `saved: ${STATES[run.state]}` : STATES[run.state];
     badge.className = `badge ${run.state}`;

@@ -56,6 +56,7 @@ BAD_INPUT = {
     "client-10?) (they are called client-1 to client-10)",
     "--fairness " + ",".join(f"client-{n}=0.6" for n in range(1, 9)): "cannot be met",
     "--tau-max-s 0": "tau-max-s = 0.0: must be above 0",
+    "--tau-max-s fast": "'fast' is no number, and not 'auto'",
     "--tau-max-s inf": "tau-max-s = inf: must be a finite number",
     "--rounds 0": "rounds = 0: must be at least 1",
     "--seed abc": "'abc' is not a valid integer",
@@ -165,6 +166,23 @@ def test_run_leaves_a_complete_run_directory(
         assert (run / name).exists()
     for name in ("accuracy", "time", "clients"):
         assert (run / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_deadline_that_is_found_is_recorded_reported_and_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = "--rounds 60 --eval-every 30 --tau-max-s auto --run-dir run --json".split()  # noqa: SIM905
+    assert main(arguments) == 0
+    summary = json.loads(capsys.readouterr().out)
+    lines = [json.loads(each) for each in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    assert (lines[0]["deadline_s"], summary["tau_max_s"]) == (3600.0, "auto")
+    assert 0.0 < lines[-1]["deadline_s"] == summary["deadline_s"] < 60.0
+    assert tomllib.loads((tmp_path / "run/config.toml").read_text())["tau-max-s"] == "auto"
+    assert not (tmp_path / "run/truth.json").exists(), "regret is by means up to one deadline"
+    assert (tmp_path / "run/figures/time.png").exists()
+    assert main(["report", "run", "--out", "report.html"]) == 0
+    assert "it was found from measured times" in (tmp_path / "report.html").read_text()
+    assert main(["replay", "run", "--strategy", "cs-ucb", "--seeds", "2", "--json"]) == 0
 
 
 def test_default_run_directory_lies_below_runs(

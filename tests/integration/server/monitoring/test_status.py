@@ -51,7 +51,10 @@ def started(status: ServerStatus, totals: RunTotals | None = None, **more: Any) 
         arms=SimpleNamespace(arms=arms), floors=[0.5, 0.25, 0.0], queues=[0.0, 1.5, 2.0]
     )
     run: Any = SimpleNamespace(
-        strategy=strategy, totals=totals or RunTotals(), num_rounds=10, **more
+        **{"tau_max_s": 5.0, **more},
+        strategy=strategy,
+        totals=totals or RunTotals(),
+        num_rounds=10,
     )
     status.on_start(run)
     return run
@@ -119,6 +122,15 @@ def test_rounds_are_counted_by_arm(status: ServerStatus) -> None:
     assert (c["connected"], c["selections"], c["share"]) == (False, 0, 0.0)
     assert newcomer["name"] == "newcomer"
     assert newcomer["opted_out"]
+
+
+def test_the_deadline_is_the_given_one_or_the_last_that_was_found(status: ServerStatus) -> None:
+    assert status.snapshot(Grid())["deadline_s"] == 5.0  # type: ignore[arg-type]
+    totals = RunTotals()
+    started(status, totals, tau_max_s="auto")
+    assert status.snapshot(Grid())["deadline_s"] is None  # type: ignore[arg-type]
+    play(totals, 1, deadline_s=2.5)
+    assert status.snapshot(Grid())["deadline_s"] == 2.5  # type: ignore[arg-type]
 
 
 def test_a_resumed_run_is_counted_as_a_whole() -> None:

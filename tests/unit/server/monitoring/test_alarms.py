@@ -215,3 +215,16 @@ def test_clients_that_come_again_have_not_left_for_good() -> None:
         away = list(range(1, 8)) if number // 10 % 2 else []
         alarms.observe(round_record(number, [0], num_arms=8, absent=away, stepped=bool(there)))
         assert number < 30 or kinds(alarms) == []
+
+
+@pytest.mark.parametrize("tau_max_s", [5.0, "auto"])
+def test_a_deadline_that_is_found_is_neither_tight_nor_loose(tau_max_s: Any) -> None:
+    tight, loose = Alarms(tau_max_s=tau_max_s), Alarms(tau_max_s=tau_max_s)
+    for number in range(1, 200):
+        answers = [1.0, None] if number % 2 else [1.0, 1.0]
+        reason = [None, "timeout"] if number % 2 else [None, None]
+        tight.observe(round_record(number, [0, 1], rtt_s=answers, reason=reason))
+        loose.observe(round_record(number, [0, 1], rtt_s=[0.1, 0.1]))
+    given = tau_max_s == 5.0
+    assert kinds(tight) == (["deadline-tight"] if given else [])
+    assert kinds(loose) == (["deadline-loose"] if given else [])

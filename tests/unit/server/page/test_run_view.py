@@ -295,3 +295,18 @@ def test_a_floor_by_a_name_that_no_client_has_is_an_alarm(tmp_path: Path) -> Non
     (alarm,) = view.state()["alarms"]
     assert alarm["kind"] == "floor-unknown"
     assert alarm["text"].startswith("no client is called A (did you mean a?)")
+
+
+def test_a_deadline_that_is_found_is_shown_as_it_is_now(run: Run) -> None:
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace("tau-max-s = 5.0", 'tau-max-s = "auto"'))
+    state = look(run)["run"]
+    assert (state["finds_deadline"], state["tau_max_s"]) == (True, None)
+    run.write(record(1, deadline_s=60.0), record(2, deadline_s=2.5))
+    state = look(run)["run"]
+    assert (state["finds_deadline"], state["tau_max_s"]) == (True, 2.5)
+    view = RunView(run.path)
+    view.refresh()
+    shown = view.round(1)
+    assert shown is not None
+    assert shown["deadline_s"] == 60.0

@@ -44,6 +44,15 @@ def test_bytes_are_written_where_they_are_known() -> None:
         read_line(encoded({**line, "sent_bytes": -1}), 1)
 
 
+def test_a_deadline_is_written_where_it_was_found() -> None:
+    line = line_of(record(deadline_s=2.5))
+    assert line["deadline_s"] == 2.5
+    assert parse_round(encoded(line), 1, ["a", "b", "c"]) == record(deadline_s=2.5)
+    assert "deadline_s" not in line_of(record())
+    with pytest.raises(ValueError, match="'deadline_s' is missing or wrong"):
+        read_line(encoded({**line, "deadline_s": "long"}), 1)
+
+
 def test_a_column_that_an_earlier_version_did_not_write_has_its_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,6 +49,16 @@ def test_summary_by_hand() -> None:
     assert summary["suggested_tau_max_s"] == 10.0, "half of the answers are cut off: allow more"
 
 
+def test_of_a_deadline_that_is_found_the_last_is_told_and_none_suggested() -> None:
+    totals = RunTotals()
+    for t in range(200):
+        totals.count(half_failed(round=t + 1, deadline_s=float(t)))
+    summary = totals.summary(three_arms(), None, tau_max_s="auto")
+    assert (summary["tau_max_s"], summary["deadline_s"]) == ("auto", 199.0)
+    assert summary["suggested_tau_max_s"] is None
+    assert "deadline_s" not in totals.summary(three_arms(), None, tau_max_s=5.0)
+
+
 def test_deadline_far_above_the_answers_is_suggested_down() -> None:
     totals = RunTotals()
     for t in range(200):

@@ -16,6 +16,14 @@ def test_settings_know_their_keys_and_go_there_and_back() -> None:
     assert all(isinstance(v, int | float | bool | str) for v in config.to_mapping().values())
 
 
+def test_a_deadline_may_be_left_to_be_found() -> None:
+    config = ServerConfig.from_mapping({"tau-max-s": "auto"})
+    assert config.to_mapping()["tau-max-s"] == "auto"
+    known = ServerConfig.settings()
+    assert (known["tau-max-s"].kind, known["tau-max-s"].word) == (float, "auto")
+    assert not any(one.word for key, one in known.items() if key != "tau-max-s")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -23,7 +31,9 @@ def test_settings_know_their_keys_and_go_there_and_back() -> None:
         ("num-selected", 2.5, "num-selected = 2.5: must be a whole number"),
         ("num-selected", True, "num-selected = True: must be a whole number"),
         ("num-selected", "3", "num-selected = '3': must be a whole number"),
-        ("tau-max-s", "fast", "tau-max-s = 'fast': must be a number"),
+        ("tau-max-s", "fast", "tau-max-s = 'fast': must be a number or auto"),
+        ("tau-max-s", True, "tau-max-s = True: must be a number or auto"),
+        ("tau-max-s", 0, "tau-max-s = 0: must be above 0"),
         ("tau-max-s", float("nan"), "tau-max-s = nan: must be a finite number"),
         ("truncate", 1, "truncate = 1: must be true or false"),
         ("strategy", 7, "strategy = 7: must be a text"),
