@@ -58,6 +58,7 @@ def build_strategy(
         build_aggregation(config.aggregation, config.aggregation_option),
         config.strategy,
         num_selected=config.num_selected,
+        num_spare=config.num_spare,
         tau_max_s=config.tau_max_s,
         fairness=config.fairness,
         availability=availability,

@@ -112,6 +112,10 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
             self.num_selected <= self.num_clients,
             f"at most num-clients = {self.num_clients}",
         )
+        most = self.num_clients - self.num_selected
+        self.require(
+            "num_spare", self.num_spare <= most, f"at most num-clients - num-selected = {most}"
+        )
         self.require(
             "min_clients",
             self.min_clients <= self.num_clients,

@@ -126,7 +126,11 @@ class RunView:
         found["names"] = self._names(line["num_arms"])
         found["deadline_s"] = line.get("deadline_s")
         scores = read_scores(self.path, line)
-        found["scores"] = None if scores is None else _scores_json(scores, line["selected"])
+        found["scores"] = (
+            None
+            if scores is None
+            else _scores_json(scores, [*line["selected"], *line.get("late", ())])
+        )
         return found
 
     # -- reading ------------------------------------------------------------------------------

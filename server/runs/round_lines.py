@@ -51,6 +51,8 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
         line["client_metrics"] = dict(record.client_metrics)
     if record.buffered:
         line["buffered"] = True
+    if record.late:
+        line["late"] = record.late
     known = {name: getattr(record, name) for name in (*_SIZES, "deadline_s")}
     return line | {name: value for name, value in known.items() if value is not None}
 
@@ -97,7 +99,8 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
         raise ValueError("its lists are not equally long")
     if any(ok and rtt is None for ok, rtt in zip(line["completed"], line["rtt_s"], strict=True)):
         raise ValueError("a client completed without a round-trip time")
-    arms = (*line["selected"], *line.get("available", ()), *line.get("absent", ()))
+    listed = (line.get(key, ()) for key in ("selected", "late", "available", "absent"))
+    arms = [arm for each in listed for arm in each]
     if max(arms, default=-1) >= line["num_arms"]:
         raise ValueError(f"it has an arm beyond its {line['num_arms']}")
     return line
@@ -240,7 +243,8 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "scores": _or_none(_scores),
     **dict.fromkeys(_SIZES, _count),
     "deadline_s": _seconds,
+    "late": _list_of(_count),
 }
-_LATER: Final = ("client_metrics", "scores", *_SIZES, "deadline_s")
+_LATER: Final = ("client_metrics", "scores", *_SIZES, "deadline_s", "late")
 # Not listed above some number of arms, of few rounds, or not written by earlier versions
 _OPTIONAL: Final = ("available", "absent", "no_step", *_LATER, "buffered", *_BUFFERED_COLUMNS)

@@ -47,6 +47,7 @@ ELSEWHERE: Final = {
         key: _STRATEGY.format(key.replace("-", "_"))
         for key in (
             "num-selected",
+            "num-spare",
             "tau-max-s",
             "beta",
             "truncate",

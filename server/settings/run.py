@@ -36,6 +36,12 @@ class ServerConfig(Settings):
 
     strategy: str = setting("cs-ucb-q-adaptive", "Scheduling policy.")
     num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)
+    num_spare: int = setting(
+        0,
+        "Spare clients, M: N + M are asked, and a round ends when N have answered. Updates that "
+        "come later are dropped.",
+        ge=0,
+    )
     tau_max_s: Deadline = setting(
         5.0, "Deadline of a round [s]; auto: it is found from measured times."
     )

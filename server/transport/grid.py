@@ -8,7 +8,7 @@ import math
 import queue
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import grpc
@@ -18,7 +18,7 @@ from flower_scheduling._flwr import NodeInfo
 from flower_scheduling.client.wire.calls import DEFAULT_KEEPALIVE_S
 from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.client.wire.frames import Packed
-from flower_scheduling.strategies.flower import TIMEOUT, Exchange, OwnGrid
+from flower_scheduling.strategies.flower import LATE, TIMEOUT, Exchange, OwnGrid, enough_are_in
 
 from .admission import DEFAULT_MAX_CLIENTS
 from .messages import error_reply, exchange_of, pack_all, pulled_reply
@@ -107,6 +107,7 @@ class StreamGrid(OwnGrid):
         super().__init__(run_id or secrets.randbits(63) or 1)
         self._clock = clock
         self._max_clients = max_clients
+        self._late: queue.SimpleQueue[Request] = queue.SimpleQueue()  # settled after their exchange
         self._waited_s = -math.inf  # end of the last wait for a client
         self._compression = Compression.parse(compress)
         self._on_first_exchange = on_first_exchange
@@ -196,8 +197,14 @@ class StreamGrid(OwnGrid):
     def begin_round(self, server_round: int) -> None:
         """Do nothing: streams know no rounds."""
 
-    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
-        """Send the messages; return when all are answered, or at the deadline.
+    def exchange(
+        self,
+        messages: Sequence[Message],
+        timeout_s: float,
+        enough: int | None = None,
+        awaited: Collection[int] = (),
+    ) -> list[Exchange]:
+        """Send the messages; return when enough are answered, or at the deadline.
 
         A client's time, and its deadline [s], count from when its bytes begin to leave: a large
         model leaves for one client after the other.
@@ -207,10 +214,11 @@ class StreamGrid(OwnGrid):
         requests = self._prepare(messages, arrivals)
         waiting = {request.message_id: request for request, _ in requests}
         exchanges: dict[str, Exchange] = {}
+        early = False
         try:
             deadline_s = self._clock() + timeout_s
             self._servicer.send(requests)
-            while len(exchanges) < len(waiting):
+            while len(exchanges) < len(waiting) and not early:
                 left_s = min(max(0.0, deadline_s - self._clock()), _LOOK_S)
                 try:
                     request = arrivals.get(timeout=left_s)
@@ -224,9 +232,13 @@ class StreamGrid(OwnGrid):
                     continue
                 # Read now, while others compute; its arrival is stamped already.
                 exchanges[request.message_id] = self._conclude(request, timeout_s)
+                early = enough_are_in(exchanges.values(), enough, awaited)
         finally:  # also when interrupted: a reply that comes now is late
             with self._servicer.lock:
-                self._requests.abandon(waiting.values())
+                if early:
+                    self._requests.keep(waiting.values(), self._late)
+                else:
+                    self._requests.abandon(waiting.values())
         return [
             exchanges.get(request.message_id) or self._conclude(request, timeout_s)
             for request in waiting.values()
@@ -286,6 +298,17 @@ class StreamGrid(OwnGrid):
             self._conclude(request, self._dispatched.pop(request.message_id)[1])
             for request in ended
         ]
+
+    def late(self) -> list[Exchange]:
+        """Return what has become of late messages since the last call, with true times [s]."""
+        self.busy()  # settles what has expired
+        finished: list[Exchange] = []
+        while True:
+            try:
+                request = self._late.get_nowait()
+            except queue.Empty:
+                return finished
+            finished.append(exchange_of(request))
 
     def _note_first(self) -> None:
         on_first, self._on_first_exchange = self._on_first_exchange, None
@@ -388,6 +411,8 @@ class StreamGrid(OwnGrid):
         return requests
 
     def _conclude(self, request: Request, timeout_s: float) -> Exchange:
+        if request.late:
+            return Exchange(request.node_id, None, None, LATE, request.sent_bytes)
         if request.arrived_s - request.sent_s > timeout_s:
             with self._servicer.lock:
                 self._requests.discard_late(request)

@@ -41,6 +41,8 @@ class Request:
         Takes the request when it is settled; None if the reply is held until it is pulled.
     abandoned : bool
         The caller waits no longer, but the client still works on it.
+    late : bool
+        The same, but the caller wants to know what becomes of it.
     sent_s, arrived_s : float
         When the message began to leave and when its reply had come, on the server's clock [s]; NaN
         before.
@@ -64,6 +66,7 @@ class Request:
     message: Message | None = None
     arrivals: queue.SimpleQueue[Request] | None = None
     abandoned: bool = False
+    late: bool = False
     sent_s: float = math.nan
     arrived_s: float = math.nan
     waiting_s: float = math.nan
@@ -160,6 +163,12 @@ class RequestTable:
         for request in requests:
             request.abandoned = not request.settled
 
+    def keep(self, requests: Iterable[Request], arrivals: queue.SimpleQueue[Request]) -> None:
+        """Stop waiting for those that are not settled; ``arrivals`` takes them when they are."""
+        for request in requests:
+            if not request.settled:
+                request.late, request.arrivals = True, arrivals
+
     def discard_late(self, request: Request) -> None:
         """Count a reply that came after its caller's deadline, and make it a timeout."""
         self.num_late_replies += 1
@@ -194,6 +203,8 @@ class RequestTable:
             self._settled[request.message_id] = request
         if request.arrivals is not None:
             request.arrivals.put(request)
+        if request.late:
+            self._on_free()
 
     def settle_reply(
         self, node_id: int, message_id: str, reply: wire.Packed, arrived_s: float

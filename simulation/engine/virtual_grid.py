@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Literal
 
@@ -38,7 +38,14 @@ from flower_scheduling._flwr import (
 from flower_scheduling.client.wire.arrays import fast_record
 from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
-from flower_scheduling.strategies.flower import TIMEOUT, UNDELIVERABLE, Exchange, OwnGrid
+from flower_scheduling.strategies.flower import (
+    LATE,
+    TIMEOUT,
+    UNDELIVERABLE,
+    Exchange,
+    OwnGrid,
+    enough_are_in,
+)
 
 from ..environments.paper import Environment
 from .compressed_wire import CompressedWire
@@ -100,6 +107,7 @@ class VirtualGrid(OwnGrid):
         self._now_s = 0.0
         self._num_messages = 0
         self._busy_until: dict[int, float] = {}
+        self._late_exchanges: list[tuple[float, Exchange]] = []  # with when they will have ended
         self._mailbox: dict[str, tuple[float, Message]] = {}  # message id -> arrival, reply
         self._under_way: dict[int, tuple[float, Exchange]] = {}  # node -> end, what comes of it
         # The model of this exchange as it was sent, and ready for clients to copy.
@@ -122,15 +130,33 @@ class VirtualGrid(OwnGrid):
         self._compute_s = draw.compute_s.tolist()
         self._upload_s = draw.upload_s.tolist()
 
-    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
-        """Exchange messages; virtual time moves on to the last answer or the deadline."""
+    def exchange(
+        self,
+        messages: Sequence[Message],
+        timeout_s: float,
+        enough: int | None = None,
+        awaited: Collection[int] = (),
+    ) -> list[Exchange]:
+        """Exchange messages; virtual time moves on to the last answer, enough, or the deadline."""
         start_s = self._now_s
         self._forget_sent()
         exchanges = [self._one_exchange(message, timeout_s) for message in messages]
         self._sent, self._fast = None, ArrayRecord()  # the model is not held on to
         on_time = all(e.reply is not None or e.failure == UNDELIVERABLE for e in exchanges)
         last_s = max((e.rtt_s for e in exchanges if e.rtt_s is not None), default=0.0)
-        self._now_s = start_s + (last_s if on_time else timeout_s)
+        length_s = last_s if on_time else timeout_s
+        if enough is not None:
+            ends_s = [_end_s(exchange, timeout_s) for exchange in exchanges]
+            for end_s in sorted({*ends_s, 0.0}):
+                there = (e for e, at_s in zip(exchanges, ends_s, strict=True) if at_s <= end_s)
+                if end_s < length_s and enough_are_in(there, enough, awaited):
+                    length_s = end_s
+                    exchanges = [
+                        exchange if at_s <= end_s else self._put_off(exchange, start_s + at_s)
+                        for exchange, at_s in zip(exchanges, ends_s, strict=True)
+                    ]
+                    break
+        self._now_s = start_s + length_s
         return exchanges
 
     def dispatch(self, messages: Sequence[Message], timeout_s: float) -> None:
@@ -155,6 +181,21 @@ class VirtualGrid(OwnGrid):
         end_s, exchange = self._under_way.pop(node)
         self._now_s = max(self._now_s, end_s)
         return [exchange]
+
+    def late(self) -> list[Exchange]:
+        """Return what has become of late messages since the last call, with true times [s]."""
+        come = [(at_s, each) for at_s, each in self._late_exchanges if at_s <= self._now_s]
+        self._late_exchanges = [
+            (at_s, each) for at_s, each in self._late_exchanges if at_s > self._now_s
+        ]
+        return [each for _, each in sorted(come, key=lambda pair: pair[0])]
+
+    def _put_off(self, exchange: Exchange, at_s: float) -> Exchange:
+        """Return what is known of an exchange at the end of a round that ends before it."""
+        node = exchange.node_id
+        self._late_exchanges.append((at_s, exchange))
+        self._busy_until[node] = max(self._busy_until.get(node, 0.0), at_s)
+        return Exchange(node, None, None, LATE, exchange.sent_bytes)
 
     def busy(self) -> set[int]:
         """Return the nodes at work, those that go on past a deadline that they missed included."""
@@ -186,6 +227,10 @@ class VirtualGrid(OwnGrid):
         return {
             "now_s": self._now_s,
             "busy_until": {str(node): until_s for node, until_s in self._busy_until.items()},
+            "late": [
+                [at_s, each.node_id, each.rtt_s, each.failure, _has_content(each.reply)]
+                for at_s, each in self._late_exchanges
+            ],
             "num_messages": self._num_messages,
             "contexts": {
                 str(node): _bytes_of(context.state)
@@ -202,6 +247,10 @@ class VirtualGrid(OwnGrid):
         """Go on where :meth:`state_dict` left off."""
         self._now_s = state["now_s"]
         self._busy_until = {int(node): until_s for node, until_s in state["busy_until"].items()}
+        self._late_exchanges = [
+            (at_s, Exchange(node, _stand_in(node) if replied else None, rtt_s, failure))
+            for at_s, node, rtt_s, failure, replied in state.get("late", [])
+        ]
         self._num_messages = state["num_messages"]
         for node, data in state["contexts"].items():
             proto = ProtoRecordDict.FromString(data.tobytes())
@@ -331,6 +380,22 @@ class VirtualGrid(OwnGrid):
         if kind == MessageType.EVALUATE:
             return self._compute_s[arm], self._download_s[arm]
         return 0.0, 0.0
+
+
+def _end_s(exchange: Exchange, timeout_s: float) -> float:
+    """Return when an exchange has ended, from its begin [s]."""
+    if exchange.rtt_s is not None:
+        return exchange.rtt_s
+    return 0.0 if exchange.failure == UNDELIVERABLE else timeout_s
+
+
+def _has_content(reply: Message | None) -> bool:
+    return reply is not None and reply.has_content()
+
+
+def _stand_in(node: int) -> Message:
+    """Return a message for a late reply of before a checkpoint: its time is what counts."""
+    return Message(RecordDict(), node, MessageType.TRAIN)
 
 
 def _bytes_of(record: RecordDict) -> NDArray[np.uint8]:

@@ -14,9 +14,20 @@ from .record import (
     failure_kind,
 )
 from .strategy import ScheduledStrategy
-from .timed_grid import LOGGER, TIMEOUT, UNDELIVERABLE, Exchange, TimedExchange, TimedGrid
+from .timed_grid import (
+    LATE,
+    LOGGER,
+    TIMEOUT,
+    UNDELIVERABLE,
+    Exchange,
+    SpareExchange,
+    TimedExchange,
+    TimedGrid,
+    enough_are_in,
+)
 
 __all__ = [
+    "LATE",
     "LOGGER",
     "MAX_CLIENT_METRICS",
     "MAX_METRIC_NAME",
@@ -34,9 +45,11 @@ __all__ = [
     "RoundHook",
     "RoundRecord",
     "ScheduledStrategy",
+    "SpareExchange",
     "StartedRun",
     "TimedExchange",
     "TimedGrid",
+    "enough_are_in",
     "failure_kind",
     "followed_by",
 ]

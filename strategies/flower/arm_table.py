@@ -206,6 +206,10 @@ class ArmTable:
         """Return the arm behind a node id."""
         return self._by_node[node_id]
 
+    def knows(self, node_id: int) -> bool:
+        """Tell whether a node id is an arm's."""
+        return node_id in self._by_node
+
     def node_ids(self, arms: Iterable[int]) -> list[int]:
         """Return the present node ids of arms, in the given order."""
         node_ids: list[int] = self._node[list(arms)].tolist()

@@ -56,7 +56,8 @@ class PolicyRunner:
         Name of a policy; or a policy with ``num_arms = 0``, which grows as arms join; or a class or
         function that takes ``num_arms``, ``num_selected``, ``tau_max_s`` and ``rng``.
     num_selected, tau_max_s, seed
-        As in :class:`.ScheduledStrategy`. If the deadline is found, see :meth:`set_tau_max`.
+        As in :class:`.ScheduledStrategy`, but that ``num_selected`` is N + M: what a policy
+        selects. If the deadline is found, see :meth:`set_tau_max`.
     fairness : str or FloorRule
         Floors c_k of the arms.
     availability : float
@@ -66,6 +67,9 @@ class PolicyRunner:
     channels : bool
         Whether it selects for one free channel at a time, of ``num_selected``. Floors are then
         shares of the pieces of work that end, a piece at a time, not of rounds: c_k / N.
+    num_spare : int
+        M: of what is selected, so many need not answer. Floors are shares of rounds in which an
+        arm is among the others.
 
     Raises
     ------
@@ -84,8 +88,10 @@ class PolicyRunner:
         availability: float,
         params: Mapping[str, Any],
         channels: bool = False,
+        num_spare: int = 0,
     ) -> None:
         self.num_selected = num_selected
+        self._num_counted = num_selected - num_spare
         self._channels = channels
         self._tau_max_s = tau_max_s
         self._seed = seed
@@ -123,7 +129,8 @@ class PolicyRunner:
         options = {key: value for key, value in self._params.items() if key not in _OWN_KEYS}
         return {
             "strategy": self.name,
-            "num-selected": self.num_selected,
+            "num-selected": self._num_counted,
+            **({"num-spare": spare} if (spare := self.num_selected - self._num_counted) else {}),
             "tau-max-s": AUTO if self._tau_max_s == AUTO else float(self._tau_max_s),
             "strategy-option": ",".join(f"{kebab(key)}={value}" for key, value in options.items()),
             **{key: value for key, value in own.items() if isinstance(value, bool | int | float)},
@@ -180,7 +187,7 @@ class PolicyRunner:
         known = sizes[sizes > 0]
         sizes[np.isnan(sizes)] = known.mean() if known.size else 1.0
         sizes = sizes if sizes.any() else np.ones(len(arms))
-        floors = np.minimum(self._rule.floors(sizes, self.num_selected, names), _LARGEST_FLOOR)
+        floors = np.minimum(self._rule.floors(sizes, self._num_counted, names), _LARGEST_FLOOR)
         if self._channels:
             floors /= self.num_selected
         floors[gone] = policy.min_participation[gone]
@@ -253,7 +260,7 @@ class PolicyRunner:
         there = np.flatnonzero(member)
         feasibility = check_feasibility(
             np.minimum(scale * policy.min_participation[there], _LARGEST_FLOOR),
-            self.num_selected,
+            self._num_counted,
             self._availability,
         )
         if feasibility.feasible:
@@ -263,14 +270,28 @@ class PolicyRunner:
             self._floor_warning = message
             LOGGER.warning("%s", message)
 
+    def owed(self) -> set[int]:
+        """Return the arms that are owed a round or more by their floor."""
+        queue = self.queue
+        return set() if queue is None else set(np.flatnonzero(queue >= 1.0).tolist())
+
     def explain(self, selection: Selection) -> Explanation | None:
         """Return why the super arm was selected."""
         return self.policy.explain(selection)
 
     def tell(
-        self, selection: Selection, results: Sequence[ArmResult], updates: Mapping[int, Update]
+        self,
+        selection: Selection,
+        results: Sequence[ArmResult],
+        updates: Mapping[int, Update],
+        late_rtt_s: Mapping[int, float | None] | None = None,
     ) -> None:
         """Let the policy learn from a round.
+
+        With spare clients it is told of what was waited for, as if nothing else had been selected,
+        and of the late replies that came meanwhile, with their true times: a policy that never
+        heard of a late arm would take it for untried for ever. A late update was of no use, so it
+        pays no debt: the virtual queue of its arm is that of an arm that was not selected.
 
         Parameters
         ----------
@@ -280,6 +301,9 @@ class PolicyRunner:
             Of the super arm.
         updates : mapping of int to Update
             By arm, those that completed.
+        late_rtt_s : mapping of int to float or None, optional
+            By arm, times of late replies of earlier rounds [s], ``None`` for a failure; without it
+            there are no spare clients.
         """
         shape = selection.mask.shape
         rtt_s = np.full(shape, np.nan)
@@ -287,13 +311,31 @@ class PolicyRunner:
         for result in results:
             rtt_s[result.arm] = math.nan if result.rtt_s is None else result.rtt_s
             completed[result.arm] = result.completed
+        if late_rtt_s is not None:
+            mask = np.zeros(shape, dtype=np.bool_)
+            mask[[result.arm for result in results]] = True
+            for arm, taken_s in late_rtt_s.items():
+                rtt_s[arm] = math.nan if taken_s is None else taken_s
+                completed[arm] = taken_s is not None
+                mask[arm] = True
+            selection = Selection(selection.context, mask, selection.drawn)
         done = list(updates)
         reported = {name: np.full(shape, np.nan) for name in self._reports}
         for name, keys in self._reports.items():
             reported[name][done] = [_reported(update, keys) for update in updates.values()]
             self._warn_without_report(name, bool(done), bool(np.isfinite(reported[name]).any()))
+        queue = self.queue
         with self._naming_the_policy():
             self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
+        if late_rtt_s and queue is not None and isinstance(self.policy, QueuePolicy):
+            member = selection.context.member
+            owed = (
+                self.policy.min_participation
+                if member is None
+                else member * (self.policy.min_participation)
+            )
+            late = list(late_rtt_s)
+            self.policy.virtual_queue[late] = (queue + owed)[late]
 
     def tell_one(
         self,

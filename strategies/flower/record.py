@@ -101,6 +101,9 @@ class RoundRecord:
     deadline_s : float or None
         Deadline of the round [s], where it was found from measured times; ``None``: it is that of
         the settings.
+    late : list of int
+        Arms that were asked as well and had not answered when enough others had: neither among the
+        results nor failures.
     """
 
     round: int
@@ -121,6 +124,7 @@ class RoundRecord:
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
     deadline_s: float | None = None
+    late: list[int] = field(default_factory=list)
 
     @property
     def selected(self) -> list[int]:

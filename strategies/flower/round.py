@@ -26,6 +26,7 @@ from .record import ArmResult, RoundRecord
 from .replies import LARGEST_VALUE, ArraySpec
 from .reply_sorter import ReplySorter, SortedReplies
 from .round_deadline import RoundDeadline
+from .spares import SpareClients
 from .timed_grid import LOGGER, TimedExchange
 from .wrapped import WrappedStrategy
 
@@ -48,6 +49,8 @@ class RoundParts:
         The parts of the strategy.
     deadline : RoundDeadline
         Deadline of each round.
+    spares : SpareClients
+        How many are asked, and waited for.
     free_form : bool
         Whether replies may have any records, keys and shapes.
     explain : bool
@@ -63,6 +66,7 @@ class RoundParts:
     sorter: ReplySorter
     wrapped: WrappedStrategy
     deadline: RoundDeadline
+    spares: SpareClients
     free_form: bool
     explain: bool
     told_of_subset: bool = False
@@ -175,7 +179,7 @@ class TrainingRound(ModelStep):
     Attributes
     ----------
     arms : list of int
-        The super arm.
+        The super arm; after :meth:`exchange` without those that were not waited for.
     deadline_s : float
         Deadline [s]; NaN before :meth:`select`.
     """
@@ -202,6 +206,8 @@ class TrainingRound(ModelStep):
         self._sent_bytes: int | None = None
         self._received_bytes: int | None = None
         self._sorted = SortedReplies({})
+        self._late: list[int] = []
+        self._late_rtt_s: dict[int, float | None] = {}
         self._results: list[ArmResult] = []
         self._queue: FloatArray | None = None
 
@@ -276,8 +282,14 @@ class TrainingRound(ModelStep):
         """
         parts = self._parts
         self.deadline_s = min(self.deadline_s, deadline_s)
-        exchanges = parts.timed.exchange(messages, self.deadline_s) if messages else []
-        parts.deadline.learn(exchanges, parts.membership.table)
+        table, spares = parts.membership.table, parts.spares
+        owed = parts.policy.owed() if spares.num_spare else ()
+        answers = spares.exchange(parts.timed, table, messages, self.deadline_s, owed)
+        exchanges = answers.exchanges
+        self._late, self._late_rtt_s = answers.late, answers.late_rtt_s
+        self.arms = [arm for arm in self.arms if arm not in set(answers.late)]
+        parts.deadline.learn(exchanges, table)
+        parts.deadline.learn(answers.late_exchanges, table)
         self._round_s = parts.timed.now() - self._begin_s
         self._sent_bytes = _sum(exchange.sent_bytes for exchange in exchanges)
         self._received_bytes = _sum(exchange.received_bytes for exchange in exchanges)
@@ -318,7 +330,8 @@ class TrainingRound(ModelStep):
         deadline = parts.deadline
         if deadline.is_found:
             parts.policy.set_tau_max(self.deadline_s, unit_s=deadline.unit_s)
-        parts.policy.tell(self._selection, self._results, self._sorted.updates)
+        late_s = self._late_rtt_s if parts.spares.num_spare else None
+        parts.policy.tell(self._selection, self._results, self._sorted.updates, late_s)
         if deadline.is_found:
             parts.policy.set_tau_max(deadline.level_s, unit_s=deadline.unit_s)
         self._selection = None
@@ -367,6 +380,7 @@ class TrainingRound(ModelStep):
             explanation=self._explanation,
             queue=self._queue,
             deadline_s=self.deadline_s if self._parts.deadline.is_found else None,
+            late=self._late,
         )
 
 

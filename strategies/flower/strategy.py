@@ -34,8 +34,9 @@ from .reply_sorter import ReplySorter
 from .round import RoundParts, TrainingRound
 from .round_deadline import RoundDeadline
 from .round_log import RoundLog
+from .spares import SpareClients
 from .state import load_strategy_state, strategy_state
-from .timed_grid import LOGGER, TimedExchange, TimedGrid
+from .timed_grid import LOGGER, SpareExchange, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
 
 _WARN_WITHOUT_STEP = 10
@@ -96,6 +97,9 @@ class ScheduledStrategy(Strategy):
         ``proportional:2``, ``heuristic:0.5``, ``none``. The default guarantees each client half of
         its proportional share of rounds, (N/2) s_k / sum s. Clients whose size is unknown count as
         average.
+    num_spare : int
+        Spare clients M: N + M are asked, and the round ends when N have answered, and those that
+        are owed a round by their floor. The others' updates are dropped, and their times learned.
     availability : float
         Assumed probability that a client is available, for the feasibility check of the floors.
     seed : int
@@ -186,6 +190,7 @@ class ScheduledStrategy(Strategy):
         *,
         num_selected: int,
         tau_max_s: GivenDeadline = AUTO,
+        num_spare: int = 0,
         fairness: str | FloorRule = "heuristic:0.5",
         availability: float = 1.0,
         seed: int = 0,
@@ -227,10 +232,12 @@ class ScheduledStrategy(Strategy):
             raise ConfigError("buffer_size", buffer_size, f'needs mode="{BUFFERED}"')
         size = (num_selected + 1) // 2 if buffer_size is None else buffer_size
         self._num_selected = num_selected
-        self._deadline = RoundDeadline(tau_max_s, num_selected)
+        self._spares = SpareClients(num_selected, num_spare)
+        self._deadline = RoundDeadline(tau_max_s, self._spares.num_asked)
         self._policy = PolicyRunner(
             policy,
-            num_selected=num_selected,
+            num_selected=self._spares.num_asked,
+            num_spare=num_spare,
             tau_max_s=tau_max_s,
             seed=seed,
             fairness=fairness,
@@ -441,9 +448,10 @@ class ScheduledStrategy(Strategy):
     def summary(self) -> None:
         """Log what schedules what."""
         LOGGER.info(
-            "\t├──> Scheduling: %s, N = %d, deadline %s",
+            "\t├──> Scheduling: %s, N = %d%s, deadline %s",
             self._policy.name,
             self._num_selected,
+            f" and {self._spares.num_spare} spare" if self._spares.num_spare else "",
             "auto" if self._deadline.is_found else f"{self._deadline.level_s:g} s",
         )
         if (fraction := self._wrapped.fraction_train) < 1:
@@ -499,7 +507,8 @@ class ScheduledStrategy(Strategy):
         _note_odd_values(initial_arrays)
         if self._run is not None:
             self._earlier_rounds = self.policy.last_round
-        timed = grid if isinstance(grid, TimedExchange) else TimedGrid(grid)
+        wanted = SpareExchange if self._spares.num_spare else TimedExchange
+        timed = grid if isinstance(grid, wanted) else TimedGrid(grid)
         started = StartedRun(self, timed, initial_arrays, num_rounds, self._explain)
         del initial_arrays
         self._running = True
@@ -533,6 +542,7 @@ class ScheduledStrategy(Strategy):
             sorter=self._sorter,
             wrapped=self._wrapped,
             deadline=self._deadline,
+            spares=self._spares,
             free_form=self._free_form,
             explain=bool(started.explain),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -22,6 +22,8 @@ TIMEOUT = "timeout"
 """Failure of a message that was not answered before the deadline."""
 UNDELIVERABLE = "undeliverable"
 """Failure of a message that the grid would not take."""
+LATE = "late"
+"""No failure: the message was not answered yet when enough others were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Exchange:
     rtt_s : float or None
         Round-trip time [s], push to arrival on the server's monotonic clock.
     failure : str or None
-        Why there is no reply: :data:`TIMEOUT`, :data:`UNDELIVERABLE` or a grid's own reason.
+        Why there is no reply: :data:`TIMEOUT`, :data:`UNDELIVERABLE`, :data:`LATE` or a grid's own
+        reason.
     sent_bytes, received_bytes : int or None
         Size of message and reply as they travel [bytes]; ``None`` if the grid does not know.
     """
@@ -99,6 +102,42 @@ class TimedExchange(Protocol):
         """
 
 
+@runtime_checkable
+class SpareExchange(TimedExchange, Protocol):
+    """A timing protocol in which an exchange may end before all have answered.
+
+    All three of our grids implement it.
+    """
+
+    def exchange(
+        self,
+        messages: Sequence[Message],
+        timeout_s: float,
+        enough: int | None = None,
+        awaited: Collection[int] = (),
+    ) -> list[Exchange]:
+        """Send messages; return one :class:`Exchange` per message, in the same order.
+
+        Returns as well when ``enough`` nodes have answered, without an error, and all that are
+        ``awaited`` have, or have failed. The failure of the others is :data:`LATE`; they stay busy,
+        and :meth:`late` tells what becomes of them.
+        """
+
+    def late(self) -> list[Exchange]:
+        """Return what has become of late messages since the last call, with true times [s]."""
+
+
+def enough_are_in(
+    exchanges: Iterable[Exchange], enough: int | None, awaited: Collection[int]
+) -> bool:
+    """Tell whether an exchange with so many answers may end."""
+    if enough is None:
+        return False
+    exchanges = list(exchanges)
+    answers = [e for e in exchanges if e.reply is not None and e.reply.has_content()]
+    return len(answers) >= enough and {e.node_id for e in exchanges}.issuperset(awaited)
+
+
 class TimedGrid(GridWrapper):
     """Give any Flower grid the timing protocol by polling for replies.
 
@@ -137,13 +176,21 @@ class TimedGrid(GridWrapper):
         self._unanswered: dict[str, tuple[int, float]] = {}  # message id -> node, expiry
         self._dispatched: dict[str, tuple[int, float, float]] = {}  # id -> node, begin, deadline
         self._undeliverable: list[Exchange] = []
+        self._spare: dict[str, tuple[int, float]] = {}  # late message id -> node, start
+        self._finished: list[Exchange] = []  # of these
         self.num_late_replies = 0
 
     def begin_round(self, server_round: int) -> None:
         """Do nothing: a stock grid has no notion of rounds."""
 
-    def exchange(self, messages: Sequence[Message], timeout_s: float) -> list[Exchange]:
-        """Push the messages and poll until all are answered or the deadline has passed."""
+    def exchange(
+        self,
+        messages: Sequence[Message],
+        timeout_s: float,
+        enough: int | None = None,
+        awaited: Collection[int] = (),
+    ) -> list[Exchange]:
+        """Push the messages and poll until enough are answered or the deadline has passed."""
         messages = list(messages)
         start = self._clock()
         # A grid that refuses the whole push (message too large) returns fewer ids than messages.
@@ -157,16 +204,23 @@ class TimedGrid(GridWrapper):
                 self._unanswered[message_id] = (message.metadata.dst_node_id, expiry)
 
         answers: dict[int, tuple[Message, float]] = {}
-        while pending:
-            replies = list(self._grid.pull_messages(list(pending)))
+        early = False
+        while pending and not early:
+            replies = list(self._grid.pull_messages([*pending, *self._spare]))
             elapsed = self._clock() - start
             for reply in replies:
                 index = pending.pop(reply.metadata.reply_to_message_id, None)
-                if index is None:  # never asked, or answered before
+                if index is None:  # late, never asked, or answered before
+                    self._finish(reply)
                     continue
                 self._unanswered.pop(reply.metadata.reply_to_message_id, None)
                 answers[index] = (reply, elapsed)
-            if elapsed >= timeout_s or not pending:
+            early = elapsed < timeout_s and enough_are_in(
+                (Exchange(messages[i].metadata.dst_node_id, *answers[i]) for i in answers),
+                enough,
+                awaited,
+            )
+            if elapsed >= timeout_s or not pending or early:
                 break
             self._sleep(min(self._poll_interval_s, timeout_s - elapsed))
 
@@ -176,7 +230,11 @@ class TimedGrid(GridWrapper):
             if i in answers and answers[i][1] <= timeout_s:
                 exchanges.append(Exchange(node_id, *answers[i]))
             else:
-                failure = TIMEOUT if ids[i] else UNDELIVERABLE
+                message_id = ids[i]
+                failure = TIMEOUT if message_id else UNDELIVERABLE
+                if early and message_id:
+                    failure = LATE
+                    self._spare[message_id] = (node_id, start)
                 exchanges.append(Exchange(node_id, None, None, failure))
         return exchanges
 
@@ -225,6 +283,8 @@ class TimedGrid(GridWrapper):
         late = [message_id for message_id in self._unanswered if message_id not in self._dispatched]
         if late:
             for reply in self._grid.pull_messages(late):
+                if self._finish(reply):
+                    continue
                 if self._unanswered.pop(reply.metadata.reply_to_message_id, None) is not None:
                     self.num_late_replies += 1
             now = self._clock()
@@ -234,6 +294,29 @@ class TimedGrid(GridWrapper):
                 if expiry > now
             }
         return {node_id for node_id, _ in self._unanswered.values()}
+
+    def late(self) -> list[Exchange]:
+        """Return what has become of late messages since the last call; an expired one timed out.
+
+        A time ends when the reply is looked for: between two rounds that may be a while later.
+        """
+        self.busy()
+        for message_id, (node_id, _) in list(self._spare.items()):
+            if message_id not in self._unanswered:
+                del self._spare[message_id]
+                self._finished.append(Exchange(node_id, None, None, TIMEOUT))
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _finish(self, reply: Message) -> bool:
+        """Take in the reply to a late message; tell whether it is one."""
+        message_id = reply.metadata.reply_to_message_id
+        if (found := self._spare.pop(message_id, None)) is None:
+            return False
+        self._unanswered.pop(message_id, None)
+        node_id, start = found
+        self._finished.append(Exchange(node_id, reply, self._clock() - start))
+        return True
 
     def opted_out(self) -> set[int]:
         """Return the empty set: a stock grid does not know."""

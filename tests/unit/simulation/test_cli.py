@@ -42,6 +42,8 @@ BAD_INPUT = {
     "--strategy cs-ucbq": "did you mean cs-ucb-q",
     "--strategy oracle": "oracle",
     "--num-selected 11": "num-selected = 11: must be at most num-clients = 10",
+    "--num-spare 7": "num-spare = 7: must be at most num-clients - num-selected = 6",
+    "--num-spare -1": "num-spare = -1: must be at least 0",
     "--num-selected 0": "num-selected = 0: must be at least 1",
     "--num-selected two": "'two' is not a valid integer",
     "--num-clients 0": "num-clients = 0: must be at least 1",

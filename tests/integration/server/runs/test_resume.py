@@ -91,12 +91,13 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         },
         {"tau-max-s": "auto", "client-eval-every": 3},
         {"tau-max-s": "auto", "strategy": "cs-ucb"},
+        {"num-spare": 2},
     ],
     ids=[
         *("cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"),
         *("waiting", "waiting-krum", "nobody-there", "error-feedback"),
         *("buffered", "buffered-late-joiners"),
-        *("found-deadline", "found-deadline-of-rewards"),
+        *("found-deadline", "found-deadline-of-rewards", "spare-clients"),
     ],
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(

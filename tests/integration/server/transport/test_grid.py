@@ -61,11 +61,14 @@ from flower_scheduling.server.transport.grid import StreamGrid
 from flower_scheduling.server.transport.messages import UNREADABLE
 from flower_scheduling.server.transport.requests import LOST
 from flower_scheduling.strategies.flower import (
+    LATE,
     TIMEOUT,
     UNDELIVERABLE,
     ChannelGrid,
     Exchange,
+    RoundRecord,
     ScheduledStrategy,
+    SpareExchange,
     TimedExchange,
 )
 
@@ -367,6 +370,80 @@ def test_exchange_and_dispatched_work_do_not_take_each_others_replies(fleet: Fle
     assert [e.node_id for e in fleet.exchange("b")] == [node_id_of("b")]
     gate.open.set()
     assert [e.node_id for e in ended(fleet, 1)] == [node_id_of("a")]
+
+
+def test_an_exchange_ends_when_enough_have_answered(fleet: Fleet) -> None:
+    now_s = [100.0]
+    fleet.restart(clock=lambda: now_s[0])
+    assert isinstance(fleet.grid, SpareExchange)
+    gates = {name: Gate() for name in "abc"}
+    for name, gate in gates.items():
+        fleet.run(name, echo_app(gate))
+    pending = Pending(lambda: fleet.grid.exchange(to(*"abc"), LONG_S, 1))
+    for gate in gates.values():
+        assert gate.begun.wait(PATIENCE_S)
+    now_s[0] += 2.0
+    gates["b"].open.set()
+    exchanges = pending.result()
+    assert [e.failure for e in exchanges] == [LATE, None, LATE]
+    assert fleet.grid.busy() == {node_id_of("a"), node_id_of("c")}
+    assert fleet.grid.late() == []
+
+    now_s[0] += 3.0
+    gates["c"].open.set()
+    until(lambda: node_id_of("c") not in fleet.grid.busy())
+    (late,) = fleet.grid.late()
+    assert (late.node_id, late.rtt_s, late.failure) == (node_id_of("c"), 5.0, None)
+    assert model_of(late) == [1.0] * 4
+    assert fleet.grid.late() == [], "each is told once"
+    assert [model_of(e) for e in fleet.exchange("b", "c")] == [[1.0] * 4] * 2
+
+    now_s[0] += 60.0  # the message's time to live is over
+    (lost,) = fleet.grid.late()
+    assert (lost.node_id, lost.rtt_s, lost.failure) == (node_id_of("a"), None, TIMEOUT)
+    gates["a"].open.set()
+
+
+def test_who_is_awaited_is_waited_for(fleet: Fleet) -> None:
+    gate, other = Gate(), Gate()
+    fleet.run("a", echo_app(gate))
+    fleet.run("b")
+    fleet.run("c", echo_app(other))
+    awaited = [node_id_of("a")]
+    pending = Pending(lambda: fleet.grid.exchange(to(*"abc"), LONG_S, 1, awaited))
+    assert gate.begun.wait(PATIENCE_S)
+    until(lambda: node_id_of("b") not in fleet.grid.busy())
+    assert not pending.done()
+    gate.open.set()
+    assert [e.failure for e in pending.result()] == [None, None, LATE]
+    fleet.clients["c"].stop()
+    other.open.set()
+
+
+def test_rounds_with_a_spare_client_end_without_the_one_that_hangs(fleet: Fleet) -> None:
+    gate = Gate()
+    fleet.run("a", echo_app(gate))
+    for name in "bc":
+        fleet.run(name)
+    records: list[RoundRecord] = []
+    strategy = ScheduledStrategy(
+        FedAvg(fraction_evaluate=0.0),
+        "random",
+        num_selected=2,
+        num_spare=1,
+        min_clients=3,
+        hooks=[lambda record, arrays: records.append(record)],
+    )
+    arrays = ArrayRecord({"w": Array(np.zeros(4, dtype=np.float32))})
+    result = strategy.start(fleet.grid, arrays, num_rounds=5)
+    assert result.arrays["w"].numpy().tolist() == [5.0] * 4
+    assert [record.completed for record in records] == [[True, True]] * 5
+    assert [len(record.late) for record in records] == [1, 0, 0, 0, 0]
+    assert records[0].deadline_s == 3600.0, "nobody has set one, and nobody waits for it"
+    gate.open.set()
+    until(lambda: not fleet.grid.busy())
+    strategy.start(fleet.grid, arrays, num_rounds=1)
+    assert strategy.policy.play_count.min() >= 1, "what came late was learned from"
 
 
 def test_waiting_for_other_clients_models_is_not_the_clients_time(fleet: Fleet) -> None:

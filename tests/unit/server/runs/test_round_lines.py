@@ -53,6 +53,16 @@ def test_a_deadline_is_written_where_it_was_found() -> None:
         read_line(encoded({**line, "deadline_s": "long"}), 1)
 
 
+def test_late_arms_are_written_where_there_are_any() -> None:
+    line = line_of(record(late=[1]))
+    assert line["late"] == [1]
+    assert parse_round(encoded(line), 1, ["a", "b", "c"]) == record(late=[1])
+    assert "late" not in line_of(record())
+    for wrong, text in (([3], "beyond its 3"), ("b", "'late' is missing or wrong")):
+        with pytest.raises(ValueError, match=text):
+            read_line(encoded({**line, "late": wrong}), 1)
+
+
 def test_a_column_that_an_earlier_version_did_not_write_has_its_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

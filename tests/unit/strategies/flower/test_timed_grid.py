@@ -12,9 +12,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from grids import BareGrid
 
 from flower_scheduling.strategies.flower import (
+    LATE,
     TIMEOUT,
     UNDELIVERABLE,
     ChannelGrid,
+    SpareExchange,
     TimedExchange,
     TimedGrid,
 )
@@ -133,6 +135,37 @@ def test_late_node_is_a_timeout_then_busy_until_its_reply_drains() -> None:
     clock.now_s = 103.5
     assert grid.busy() == set()
     assert grid.num_late_replies == 1
+
+
+def test_an_exchange_ends_when_enough_have_answered() -> None:
+    grid, stock, clock = make({10: 0.1, 11: 0.3, 12: 3.0, 13: 1e9})
+    assert isinstance(grid, SpareExchange)
+    stock.errors = {10}
+    exchanges = grid.exchange(to(10, 11, 12, 13), 5.0, 1)
+    assert [e.failure for e in exchanges] == [None, None, LATE, LATE], "an error is no answer"
+    assert clock() == pytest.approx(100.4)  # the next look after 0.3
+    assert grid.busy() == {12, 13}
+    assert grid.late() == []
+    clock.now_s = 102.9
+    (again,) = grid.exchange(to(11), 5.0, 1)  # what is late is looked for meanwhile
+    assert again.failure is None
+    (late,) = grid.late()
+    assert (late.node_id, late.rtt_s) == (12, pytest.approx(3.0, abs=0.21))
+    assert late.reply is not None
+    assert (grid.busy(), grid.num_late_replies) == ({13}, 0)
+    clock.now_s = 161.0
+    (lost,) = grid.late()
+    assert (lost.node_id, lost.reply, lost.failure) == (13, None, TIMEOUT)
+    assert (grid.late(), grid.busy()) == ([], set())
+
+
+def test_who_is_awaited_is_waited_for() -> None:
+    grid, _, clock = make({10: 0.1, 11: 2.0, 12: 3.0})
+    exchanges = grid.exchange(to(10, 11, 12), 5.0, 1, [11])
+    assert [e.failure for e in exchanges] == [None, None, LATE]
+    assert clock() == pytest.approx(102.0, abs=0.11)
+    exchanges = grid.exchange(to(10, 11), 1.0, 1, [11])
+    assert [e.failure for e in exchanges] == [None, TIMEOUT], "not beyond the deadline"
 
 
 def test_reply_that_is_found_after_the_deadline_is_late() -> None:
