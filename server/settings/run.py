@@ -118,6 +118,7 @@ class ServerConfig(Settings):
         words = ("auto", "true", "false")
         self.require("even_weights", self.even_weights in words, "one of " + ", ".join(words))
         self.require("buffer_size", buffered or not self.buffer_size, "0 without mode = buffered")
+        self.require("num_spare", not (buffered and self.num_spare), "0 with mode = buffered")
         return self
 
     def server_config(self) -> ServerConfig:

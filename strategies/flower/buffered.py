@@ -191,6 +191,7 @@ class _Work:
     selection: Selection
     version: int  # of the model that the client was sent
     begin_s: float  # since the start of the run
+    deadline_s: float
 
 
 @dataclass(slots=True)
@@ -226,6 +227,7 @@ class BufferedStep(ModelStep):
         self.queue: FloatArray | None = None
         self.begin_s = parts.timed.now()
         self.length_s = 0.0
+        self.deadline_s: float | None = None  # longest one of what has ended, if they are found
         self._bytes = [0, 0]
         self._bytes_known = [False, False]
 
@@ -325,6 +327,7 @@ class BufferedStep(ModelStep):
             buffered=True,
             explanation=self.explanation,
             queue=self.queue,
+            deadline_s=self.deadline_s,
         )
 
 
@@ -341,8 +344,8 @@ class Channels:
         What rounds share; its grid must be a :class:`.ChannelGrid`.
     options : BufferOptions
         How updates become steps.
-    deadline_s : float
-        Longest time of a piece of work [s].
+    timeout_s : float
+        Longest deadline of a piece of work [s].
 
     Raises
     ------
@@ -350,14 +353,14 @@ class Channels:
         If the grid cannot send messages one by one.
     """
 
-    def __init__(self, parts: RoundParts, options: BufferOptions, deadline_s: float) -> None:
+    def __init__(self, parts: RoundParts, options: BufferOptions, timeout_s: float) -> None:
         if not isinstance(parts.timed, ChannelGrid):
             name = type(parts.timed).__name__
             raise ConfigError("mode", "buffered", f"{name} has no dispatch() and next_ended()")
         self._grid: ChannelGrid = parts.timed
         self._parts = parts
         self._options = options
-        self._deadline_s = deadline_s
+        self._timeout_s = timeout_s
         self._work: dict[int, _Work] = {}  # by node
         self._ended: deque[Exchange] = deque()
         self._models: dict[int, ArrayRecord] = {}  # by version, those that are worked from
@@ -402,6 +405,8 @@ class Channels:
             if self._ended:
                 self._end(one, self._ended.popleft())
         self._show_model(one, arrays, config)
+        if one.deadline_s is None and self._parts.deadline.is_found:
+            one.deadline_s = self._parts.deadline.level_s
         if self._parts.explain:
             one.queue = self._parts.policy.queue
 
@@ -437,16 +442,17 @@ class Channels:
             arm = int(found[0])
             (node,) = table.node_ids([arm])
             message = self._message(one, arm, node, arrays, config)
+            deadline_s = min(parts.deadline.of([arm]), self._timeout_s)
+            set_ttl([message], deadline_s)
             now_s = parts.timed.now()
-            self._work[node] = _Work(arm, selection, self._version, now_s - begin_s)
-            self._grid.dispatch([message], self._deadline_s)
+            self._work[node] = _Work(arm, selection, self._version, now_s - begin_s, deadline_s)
+            self._grid.dispatch([message], deadline_s)
 
     def _message(
         self, one: BufferedStep, arm: int, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> Message:
         """Return the wrapped strategy's message to a client."""
         (message,) = self._configured(one, node, arrays, config)
-        set_ttl([message], self._deadline_s)
         request: dict[str, Any] = {}
         if requested := self._parts.policy.requested_metrics:
             request[REPORT] = " ".join(requested)
@@ -482,7 +488,8 @@ class Channels:
         """
         if one.delivered and not one.configured:
             arm = one.delivered[0].arm
-            self._configured(one, *self._parts.membership.table.node_ids([arm]), arrays, config)
+            (node,) = self._parts.membership.table.node_ids([arm])
+            self._configured(one, node, arrays, config)
 
     def _wait(self, one: BufferedStep) -> bool:
         """Wait for a client, with nothing at work; tell whether there is one."""
@@ -516,11 +523,30 @@ class Channels:
         table = parts.membership.table
         there = table.available & table.member
         there[[work.arm, *(other.arm for other in self._work.values())]] = True
-        parts.policy.tell_one(work.selection, result, update, there)
+        self._learn(one, work, exchange, result, update, there)
         if update is not None:
             place = len(one.results)
             one.delivered.append(_Delivered(place, work.arm, update, sent, staleness))
         one.results.append(result)
+
+    def _learn(
+        self,
+        one: BufferedStep,
+        work: _Work,
+        exchange: Exchange,
+        result: ArmResult,
+        update: Update | None,
+        there: BoolArray,
+    ) -> None:
+        """Let the deadline and the policy learn from a piece of work, as from a round of one."""
+        deadline, policy = self._parts.deadline, self._parts.policy
+        deadline.learn([exchange], self._parts.membership.table)
+        if deadline.is_found:
+            one.deadline_s = max(one.deadline_s or 0.0, work.deadline_s)
+            policy.set_tau_max(work.deadline_s, unit_s=deadline.unit_s)
+        policy.tell_one(work.selection, result, update, there)
+        if deadline.is_found:
+            policy.set_tau_max(deadline.level_s, unit_s=deadline.unit_s)
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -536,6 +562,7 @@ class Channels:
                     "arm": work.arm,
                     "version": work.version,
                     "begin_s": work.begin_s,
+                    "deadline_s": work.deadline_s,
                     "available": work.selection.context.available.copy(),
                     "drawn": work.selection.drawn,
                 }
@@ -576,4 +603,5 @@ def _restored(state: Mapping[str, Any]) -> _Work:
     mask[state["arm"]] = True
     drawn = None if state["drawn"] is None else np.asarray(state["drawn"])
     selection = Selection(RoundContext(1, available), mask, drawn)
-    return _Work(state["arm"], selection, state["version"], state["begin_s"])
+    begin_s, deadline_s = state["begin_s"], state["deadline_s"]
+    return _Work(state["arm"], selection, state["version"], begin_s, deadline_s)

@@ -99,8 +99,8 @@ class RoundRecord:
         Virtual queues after the round [rounds], with the explanation; ``None`` for a policy
         without.
     deadline_s : float or None
-        Deadline of the round [s], where it was found from measured times; ``None``: it is that of
-        the settings.
+        Deadline of the round [s], where it was found from measured times; of a buffered step the
+        longest of those of its pieces of work. ``None``: it is that of the settings.
     late : list of int
         Arms that were asked as well and had not answered when enough others had: neither among the
         results nor failures.

@@ -66,8 +66,12 @@ def _rebased_arrays(
     for key, array in arrays.items():
         values = decode_array(array)
         base, now = (views.get(key) for views in bases)
-        same = base is not None and now is not None and values.shape == base.shape == now.shape
-        if same and values.dtype.kind in "iufc":
+        if (
+            base is not None
+            and now is not None
+            and values.shape == base.shape == now.shape
+            and values.dtype.kind in "iufc"
+        ):
             array = FastArray.of_numpy(_moved(values, base, now, scale))
         result[key] = array
     return result

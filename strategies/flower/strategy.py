@@ -91,7 +91,8 @@ class ScheduledStrategy(Strategy):
         Size N of the super arm; in buffered mode the number of channels, of clients at work.
     tau_max_s : float or "auto"
         Deadline of a round [s], tau_max in the paper. ``"auto"``, the default: it is found from
-        measured times and may differ from round to round, see :class:`.AutoDeadline`.
+        measured times and may differ from round to round, in buffered mode from client to client,
+        see :class:`.AutoDeadline`.
     fairness : str or FloorRule
         Floors c_k for policies that keep them: numbers, ``dev-1=0.6,dev-2=0.5``, ``equal:0.2``,
         ``proportional:2``, ``heuristic:0.5``, ``none``. The default guarantees each client half of
@@ -100,6 +101,7 @@ class ScheduledStrategy(Strategy):
     num_spare : int
         Spare clients M: N + M are asked, and the round ends when N have answered, and those that
         are owed a round by their floor. The others' updates are dropped, and their times learned.
+        Not in buffered mode.
     availability : float
         Assumed probability that a client is available, for the feasibility check of the floors.
     seed : int
@@ -230,6 +232,9 @@ class ScheduledStrategy(Strategy):
             raise ConfigError("mode", mode, f"must be {ROUNDS} or {BUFFERED}")
         if mode == ROUNDS and buffer_size is not None:
             raise ConfigError("buffer_size", buffer_size, f'needs mode="{BUFFERED}"')
+        if mode == BUFFERED and num_spare:
+            message = 'needs mode="rounds": a free channel waits for nobody'
+            raise ConfigError("num_spare", num_spare, message)
         size = (num_selected + 1) // 2 if buffer_size is None else buffer_size
         self._num_selected = num_selected
         self._spares = SpareClients(num_selected, num_spare)
@@ -559,8 +564,7 @@ class ScheduledStrategy(Strategy):
             log=RoundLog(started.num_rounds, self._log_every_s, started.earlier),
         )
         if self._buffer is not None:
-            deadline_s = min(timeout, self._deadline.level_s)
-            self._run.channels = Channels(parts, self._buffer, deadline_s)
+            self._run.channels = Channels(parts, self._buffer, timeout)
         return self._run
 
     def _run_rounds(

@@ -44,6 +44,8 @@ BAD_INPUT = {
     "--num-selected 11": "num-selected = 11: must be at most num-clients = 10",
     "--num-spare 7": "num-spare = 7: must be at most num-clients - num-selected = 6",
     "--num-spare -1": "num-spare = -1: must be at least 0",
+    "--num-spare 1 --mode buffered": "num-spare = 1: must be 0 with mode = buffered",
+    "--buffer-size 2": "buffer-size = 2: must be 0 without mode = buffered",
     "--num-selected 0": "num-selected = 0: must be at least 1",
     "--num-selected two": "'two' is not a valid integer",
     "--num-clients 0": "num-clients = 0: must be at least 1",

@@ -92,12 +92,16 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         {"tau-max-s": "auto", "client-eval-every": 3},
         {"tau-max-s": "auto", "strategy": "cs-ucb"},
         {"num-spare": 2},
+        {"num-spare": 1, "tau-max-s": "auto", "late": "busy", "strategy": "cs-ucb-q"},
+        {"mode": "buffered", "tau-max-s": "auto", "late": "busy"},
+        {"mode": "buffered", "tau-max-s": "auto", "strategy": "cs-ucb", "joins": "3:20"},
     ],
     ids=[
         *("cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"),
         *("waiting", "waiting-krum", "nobody-there", "error-feedback"),
         *("buffered", "buffered-late-joiners"),
         *("found-deadline", "found-deadline-of-rewards", "spare-clients"),
+        *("spare-clients-found-deadline", "buffered-found-deadline", "buffered-rewards"),
     ],
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(

@@ -110,6 +110,50 @@ def test_a_client_that_dies_costs_a_few_deadlines(policy: str) -> None:
     assert records[-1].deadline_s < 200.0
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_channels_lose_nothing_on_constant_links(policy: str) -> None:
+    options: dict[str, Any] = {"mode": "buffered", "max_staleness": 10_000}
+    records, strategy = run(Links(lambda t, time_s: time_s), policy, **options)
+    assert not failures(records)
+    deadlines_s = [record.deadline_s or 0.0 for record in records]
+    assert deadlines_s[0] == LONGEST_S
+    assert 0.2 < deadlines_s[-1] < 60.0
+    assert (strategy.policy.play_count > 0).all()
+    for record in records[50:]:
+        assert max(each or 0.0 for each in record.rtt_s) < (record.deadline_s or 0.0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_channels_hardly_lose_an_update_on_fading_links(policy: str) -> None:
+    environment = Environment(num_arms=NUM_ARMS, seed=1, availability=0.9)
+    records, _ = run(environment, policy, 500, mode="buffered")
+    ended = sum(len(record.results) for record in records)
+    assert all(record.stepped for record in records)
+    assert len(failures(records)) <= 0.02 * ended
+    assert np.median([record.deadline_s or 0.0 for record in records[100:]]) < 5.0
+
+
+@pytest.mark.parametrize("policy", ["random", "round-robin", "cs-ucb-q-adaptive"])
+def test_a_client_that_dies_holds_its_channel_ever_more_rarely(policy: str) -> None:
+    def dead(t: int, time_s: np.ndarray) -> np.ndarray:
+        return np.where((np.arange(NUM_ARMS) == 4) & (t > 200), np.inf, time_s)
+
+    records, _ = run(Links(dead), policy, 400, fairness="equal:0.2", mode="buffered")
+    assert {name for _, name in failures(records)} == {"client-4"}
+    assert all(record.stepped for record in records)
+    long = [record.round for record in records[100:] if (record.deadline_s or 0.0) > 60.0]
+    assert len(long) <= 6
+
+
+def test_rewards_of_channels_keep_their_unit_once_n_clients_were_timed() -> None:
+    _, early = run(Links(lambda t, time_s: time_s), "cs-ucb", 20, mode="buffered")
+    _, later = run(Links(lambda t, time_s: time_s), "cs-ucb", 400, mode="buffered")
+    assert early.policy.tau_max_s == later.policy.tau_max_s < LONGEST_S
+    fastest = np.argsort(-later.policy.play_count)[:3]
+    names = sorted(later.arms.names[arm] for arm in fastest)
+    assert names == ["client-0", "client-1", "client-2"]
+
+
 def test_a_client_that_never_answers_costs_few_long_rounds() -> None:
     def mute(t: int, time_s: np.ndarray) -> np.ndarray:
         return np.where(np.arange(NUM_ARMS) == 4, np.inf, time_s)

@@ -272,6 +272,8 @@ def test_a_comparison_refuses_before_it_runs(monkeypatch, policies, seeds, key):
         ("aggregation", "fedadam", "fedavg"),
         ("aggregation-option", "fraction-evaluate=0.5", "empty"),
         ("client-eval-every", 5, "0"),
+        ("num-spare", 1, "0"),
+        ("tau-max-s", "auto", "a number"),
         ("joins", "3:20", "empty"),
         ("wait-s", 1.0, "0"),
         ("run-dir", "runs/x", "empty"),

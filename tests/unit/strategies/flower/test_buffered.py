@@ -143,6 +143,41 @@ def test_updates_of_clients_that_deliver_often_weigh_less() -> None:
     assert abs(even) < 50.0, "in the long run both count alike"
 
 
+def test_a_deadline_that_is_found_is_each_clients_own() -> None:
+    # Client 1 takes 0.1 s, client 30 takes 3 s.
+    grid = ScriptedGrid([silent, adding(), *[silent] * 28, adding()])
+    grid.away = {100 + k for k in range(31)} - {101, 130}
+    _, records, _, scheduled = run(
+        [], grid=grid, tau_max_s="auto", policy="cs-ucb-adaptive", buffer_size=1, rounds=300
+    )
+    assert all(result.completed for record in records for result in record.results)
+    trained = [message for message in grid.sent if message.metadata.message_type == "train"]
+    deadlines_s = {101: [0.0], 130: [0.0]}
+    for message, deadline_s in zip(trained, grid.deadlines, strict=True):
+        deadlines_s[message.metadata.dst_node_id].append(deadline_s)
+        assert message.metadata.ttl == max(60.0, 4 * deadline_s), "none expires before its end"
+    assert deadlines_s[101][1] == deadlines_s[130][1] == 3600.0
+    assert deadlines_s[101][-1] < 3.0 < deadlines_s[130][-1] < 60.0
+    assert records[-1].deadline_s in deadlines_s[101] + deadlines_s[130]
+    assert scheduled.policy.tau_max_s < 60.0, "it learns seconds, and knows the present deadline"
+
+
+def test_the_timeout_of_the_start_bounds_a_deadline_that_is_found() -> None:
+    grid = ScriptedGrid([adding()] * 4)
+    strategy = ScheduledStrategy(
+        FedAvg(fraction_evaluate=0.0), "random", num_selected=2, mode="buffered"
+    )
+    initial = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    strategy.start(grid, initial, num_rounds=3, timeout=30.0)
+    assert grid.deadlines[0] == 30.0
+
+
+def test_spare_clients_are_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r'^num_spare = 1: needs mode="rounds".*$') as error:
+        run([adding()] * 4, num_spare=1)
+    assert "\n" not in str(error.value)
+
+
 def test_failures_free_their_channel_and_do_not_hold_up_the_others() -> None:
     clients = [adding(), erring, silent, adding(), adding()]
     settings: dict[str, Any] = {"num_selected": 2, "buffer_size": 2, "even_weights": False}
