@@ -65,7 +65,7 @@ class StartedRun:
     arrays : ArrayRecord
         The model to begin with.
     num_rounds : int
-        The last round.
+        The last round; 0 where a ``start`` of its own has no such argument.
     explain : bool or None
         Whether records explain the selection; ``None``: the app does not mind.
     hooks : list of callable

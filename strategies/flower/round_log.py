@@ -25,7 +25,7 @@ class RoundLog:
     Parameters
     ----------
     num_rounds : int
-        The last round.
+        The last round; 0: it is not known.
     every_s : float
         Least time between two lines [s]; the first round and evaluated ones have theirs in any
         case. 0: every round; infinite: none at all.
@@ -60,8 +60,8 @@ class RoundLog:
         if due and LOGGER.isEnabledFor(logging.INFO):
             self._logged_s = now_s
             what = "STEP" if record.buffered else "ROUND"
-            text = round_text(record)
-            LOGGER.info("[%s %d/%d] %s", what, record.round, self._num_rounds, text)
+            of = f"/{self._num_rounds}" if self._num_rounds else ""
+            LOGGER.info("[%s %d%s] %s", what, record.round, of, round_text(record))
 
     def _count(self, record: RoundRecord) -> None:
         self._first = record.round if self._first is None else self._first

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -25,7 +26,7 @@ from .buffered import BufferedStep, BufferOptions, Channels
 from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow
 from .membership import Membership
-from .own_start import StartGuide
+from .own_start import StartCall, StartGuide
 from .pieces import is_finite
 from .policy_runner import PolicyLike, PolicyRunner
 from .record import RoundHook, RoundRecord, finite_metrics
@@ -473,6 +474,7 @@ class ScheduledStrategy(Strategy):
             )
         self._wrapped.outer.summary()
 
+    @overload
     def start(
         self,
         grid: Grid,
@@ -482,13 +484,21 @@ class ScheduledStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run the rounds; signature and result are Flower's.
+    ) -> Result: ...
+
+    @overload
+    def start(self, *args: Any, **kwargs: Any) -> Result: ...
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the rounds; signature and result are those of the wrapped strategy, or Flower's.
 
         A round ends with its last reply, at its deadline or at ``timeout`` [s], whichever comes
         first. ``evaluate_fn`` is called before the first round, every ``eval_every`` rounds and
         after the last. After :meth:`load_state_dict` the rounds go on from there. Called again,
         it begins another run with what the policy has learned.
+
+        A wrapped strategy's own ``start`` is given what was given here. Where that is no
+        ``initial_arrays``, the model to begin with is that of its first ``configure_train``.
 
         Raises
         ------
@@ -496,33 +506,43 @@ class ScheduledStrategy(Strategy):
             If the wrapped strategy cannot aggregate such a model, or a setting of the run
             directory is wrong.
         SchedulingError
-            If it runs already, no client has examples, or the wrapped strategy configures
-            messages that do not fit the selection.
+            If the arguments do not fit the signature, it runs already, no client has examples, or
+            the wrapped strategy configures messages that do not fit the selection.
         NoStepError
             If rounds were run and none changed the model, after all was written and closed.
         """
         if self._running:
             raise SchedulingError("start() runs already")
-        if not isinstance(initial_arrays, ArrayRecord):
-            kind = f"a {type(initial_arrays).__name__}"
+        call = StartCall.of(self._wrapped.outer, args, kwargs)
+        del args, kwargs
+        grid, arrays, num_rounds = call.grid, call.get("initial_arrays"), call.get("num_rounds")
+        own_start = self._wrapped.own_start
+        if isinstance(arrays, ArrayRecord):
+            self._check_model(arrays)
+        elif not own_start:
+            kind = f"a {type(arrays).__name__}"
             raise ConfigError("initial_arrays", kind, "must be an ArrayRecord of flwr.app")
+        else:
+            arrays = ArrayRecord()
+        if own_start and num_rounds is None:  # it has another word for them
+            num_rounds = 0
         _at_least("num_rounds", num_rounds, 0)
         self.summary()
-        self._wrapped.check_model(ArraySpec.of(initial_arrays))
-        _note_odd_values(initial_arrays)
         if self._run is not None:
             self._earlier_rounds = self.policy.last_round
         wanted = SpareExchange if self._spares.num_spare else TimedExchange
         timed = grid if isinstance(grid, wanted) else TimedGrid(grid)
-        started = StartedRun(self, timed, initial_arrays, num_rounds, self._explain)
-        del initial_arrays
+        started = StartedRun(self, timed, arrays, num_rounds, self._explain)
+        del arrays
         self._running = True
         try:
-            with follow(started, self._recording):
-                run = self._new_run(started, grid, timeout, train_config, evaluate_config)
-                if self._wrapped.own_start:
-                    result = self._run_own_start(run, started.num_rounds, timeout, evaluate_fn)
+            with ExitStack() as stack:
+                if own_start:
+                    run, result = self._run_own_start(started, call, stack)
                 else:
+                    stack.enter_context(follow(started, self._recording))
+                    run, evaluate_fn = self._new_run(started, call), call.get("evaluate_fn")
+                    del call  # which holds the first model
                     result = self._run_rounds(run, started.num_rounds, evaluate_fn)
                 run.log.on_end(self.arms.arms, self.floors)
         finally:
@@ -531,16 +551,16 @@ class ScheduledStrategy(Strategy):
         _require_step(run, result)
         return result
 
-    def _new_run(
-        self,
-        started: StartedRun,
-        grid: Grid,
-        timeout: float,
-        train_config: ConfigRecord | None,
-        evaluate_config: ConfigRecord | None,
-    ) -> _Run:
+    def _check_model(self, arrays: ArrayRecord) -> None:
+        """Refuse a first model that the wrapped strategy cannot aggregate; say what is odd."""
+        self._wrapped.check_model(ArraySpec.of(arrays))
+        _note_odd_values(arrays)
+
+    def _new_run(self, started: StartedRun, call: StartCall) -> _Run:
+        timeout = call.get("timeout")
+        timeout_s = float(timeout) if isinstance(timeout, int | float) else math.inf
         parts = RoundParts(
-            grid=grid,
+            grid=call.grid,
             timed=started.grid,
             membership=self._membership,
             policy=self._policy,
@@ -556,9 +576,9 @@ class ScheduledStrategy(Strategy):
         self._run = _Run(
             parts=parts,
             specs=ArraySpec.of(arrays),
-            train_config=ConfigRecord() if train_config is None else train_config,
-            evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
-            timeout_s=timeout,
+            train_config=call.get("train_config") or ConfigRecord(),
+            evaluate_config=call.get("evaluate_config") or ConfigRecord(),
+            timeout_s=timeout_s,
             result=Result(arrays=arrays),
             hooks=started.hooks,
             log=RoundLog(started.num_rounds, self._log_every_s, started.earlier),
@@ -640,41 +660,51 @@ class ScheduledStrategy(Strategy):
         return metrics
 
     def _run_own_start(
-        self,
-        run: _Run,
-        num_rounds: int,
-        timeout: float,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-    ) -> Result:
-        """Let the wrapped strategy's own ``start`` run the rounds."""
+        self, started: StartedRun, call: StartCall, stack: ExitStack
+    ) -> tuple[_Run, Result]:
+        """Let the wrapped strategy's own ``start`` run the rounds.
+
+        The run is followed from its first round on: until then its model may not be known, and
+        ``start`` may refuse what it was given.
+        """
         name = self._wrapped.name
         if self._resumed is not None:
             raise _no_resumption(name)
+        run = self._new_run(started, call)
+
+        def begin(arrays: ArrayRecord) -> None:
+            if arrays is not run.result.arrays:
+                self._check_model(arrays)
+                run.result.arrays, run.specs = arrays, ArraySpec.of(arrays)
+            started.arrays = arrays
+            stack.enter_context(follow(started, self._recording))
+            started.arrays = ArrayRecord()
+            run.parts.explain = bool(started.explain)
+
+        def begin_round(server_round: int, arrays: ArrayRecord) -> TrainingRound:
+            if not guide.num_rounds:
+                begin(arrays)
+            return self._begin_round(run, server_round, arrays)
+
         guide = StartGuide(
             run.parts.grid,
             run.parts,
             self._evaluation,
-            begin_round=partial(self._begin_round, run),
+            begin_round=begin_round,
             end_round=partial(self._end_round, run),
             deadline_s=run.timeout_s,
         )
-        with self._wrapped.guided_by(guide) as strategy:
-            result = strategy.start(
-                grid=guide,
-                initial_arrays=run.result.arrays,
-                num_rounds=num_rounds,
-                timeout=timeout,
-                train_config=run.train_config,
-                evaluate_config=run.evaluate_config,
-                evaluate_fn=guide.noting(evaluate_fn),
-            )
+        with self._wrapped.guided_by(guide):
+            result = call.run(guide, guide.noting)
             guide.end_round()
-        if num_rounds > 0 and not guide.num_rounds:
-            raise SchedulingError(
-                f"{name}.start() trained no round through its configure_train and aggregate_train: "
-                "nothing was scheduled"
-            )
-        return result
+        if not guide.num_rounds:
+            if call.get("num_rounds") != 0:
+                raise SchedulingError(
+                    f"{name}.start() trained no round through its configure_train and "
+                    "aggregate_train: nothing was scheduled"
+                )
+            begin(run.result.arrays)
+        return run, result
 
     # -- one round ----------------------------------------------------------------------------
 
@@ -770,7 +800,8 @@ def _require_step(run: _Run, result: Result) -> None:
     A wrapped strategy that returns metrics and no arrays, as for analytics, has done its work.
     """
     last = run.last
-    if last is None or run.rounds_without_step < last.round or result.train_metrics_clientapp:
+    metrics = getattr(result, "train_metrics_clientapp", None)  # of a start of its own anything
+    if last is None or run.rounds_without_step < last.round or metrics:
         return
     error = NoStepError(last.no_step or "", list(zip(last.names, last.reason, strict=True)))
     error.result = result

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from flwr.serverapp.strategy import (
     Result,
     Strategy,
 )
+from safetensors.numpy import load_file
 from scripted_grid import Client, ScriptedGrid
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
@@ -416,6 +419,118 @@ def test_start_of_ones_own_runs_the_rounds() -> None:
     assert [record.client_metrics for record in records] == [{"accuracy": 0.25}] * 3
     assert scheduled.policy.play_count.sum() == 6
     assert "configure_train" not in vars(strategy), "as before"
+
+
+class Clusters(FedAvg):
+    """Several models, packed into one for the wire, as clustered learning has them."""
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_list_arrays: list[ArrayRecord],
+        train_config: ConfigRecord | None = None,
+        num_rounds: int = 2,
+        evaluate_fn: Any = None,
+    ) -> Result:
+        self.seen = train_config
+        models = enumerate(initial_list_arrays)
+        packed = {f"{i} {key}": array for i, each in models for key, array in each.items()}
+        return super().start(
+            grid, ArrayRecord(packed), num_rounds, 3.0, train_config, evaluate_fn=evaluate_fn
+        )
+
+
+def schedule(strategy: Strategy, records: list[RoundRecord], **settings: Any) -> ScheduledStrategy:
+    return ScheduledStrategy(
+        strategy,
+        "random",
+        num_selected=2,
+        tau_max_s=4.0,
+        client_eval_every=0,
+        hooks=[lambda record, arrays: records.append(record)],
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_start_of_another_signature_gets_its_own_arguments(by_name: bool, tmp_path: Path) -> None:
+    two = [model({"w": np.full(3, value, np.float32)}) for value in (1, 5)]
+    config = ConfigRecord({"lr": 0.5})
+
+    def client(message: Message) -> Message:
+        assert message.content["config"]["lr"] == 0.5
+        return answer(message, lambda a: {k: v + np.float32(1) for k, v in a.items()})
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": server_round / 10})
+
+    records: list[RoundRecord] = []
+    scheduled = schedule(Clusters(), records, run_dir=tmp_path / "run")
+    grid = ScriptedGrid([client] * 3)
+    if by_name:
+        result = scheduled.start(
+            grid=grid,
+            initial_list_arrays=two,
+            num_rounds=3,
+            train_config=config,
+            evaluate_fn=evaluate,
+        )
+    else:
+        result = scheduled.start(grid, two, config, 3, evaluate)
+    assert scheduled.seen is config
+    assert [record.stepped for record in records] == [True] * 3
+    assert [record.accuracy for record in records] == [0.1, 0.2, 0.3]
+    arrays = {key: array.numpy().tolist() for key, array in result.arrays.items()}
+    assert arrays == {"0 w": [4.0] * 3, "1 w": [8.0] * 3}
+    saved = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert saved["rounds"] == 3
+    assert load_file(tmp_path / "run" / "model.safetensors")["1 w"].tolist() == [8.0] * 3
+
+
+def test_start_of_another_signature_has_its_own_number_of_rounds() -> None:
+    class Phases(FedAvg):
+        def start(self, grid: Grid, weights: Any, phases: int) -> Result:  # type: ignore[override]
+            return super().start(grid, ArrayRecord([weights]), num_rounds=2 * phases)
+
+    records: list[RoundRecord] = []
+    clients = [lambda m: answer(m)] * 3
+    weights = np.zeros(3, np.float32)
+    schedule(Phases(), records).start(ScriptedGrid(clients), weights=weights, phases=2)
+    assert [record.round for record in records] == [1, 2, 3, 4]
+    defaults: list[RoundRecord] = []
+    schedule(Clusters(), defaults).start(ScriptedGrid(clients), [model({"w": weights})])
+    assert len(defaults) == 2, "the default of its own"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, r"missing a required argument: 'initial_list_arrays'; it takes grid, initial_list_"),
+        ({"initial_list_arrays": [], "rounds": 3}, "unexpected keyword argument 'rounds'"),
+        ({"initial_list_arrays": [], "num_rounds": -1}, "num_rounds = -1: must be at least 0"),
+    ],
+)
+def test_wrong_arguments_leave_no_run_directory(
+    arguments: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    scheduled = schedule(Clusters(), [], run_dir=tmp_path / "run")
+    with pytest.raises(SchedulingError, match=text):
+        scheduled.start(grid=ScriptedGrid([answer] * 3), **arguments)
+    with pytest.raises(SchedulingError, match=r"FedAvg.start.*it takes grid, initial_arrays, .num"):
+        schedule(FedAvg(), [], run_dir=tmp_path / "run").start(ScriptedGrid([answer] * 3))
+    assert not (tmp_path / "run").exists()
+
+
+def test_model_that_start_hands_on_otherwise_than_flower_is_refused(tmp_path: Path) -> None:
+    class Listed(FedAvg):
+        def start(self, grid: Grid, models: list[ArrayRecord]) -> Result:  # type: ignore[override]
+            self.configure_train(1, models, ConfigRecord(), grid)  # type: ignore[arg-type]
+            return Result()
+
+    scheduled = schedule(Listed(), [], run_dir=tmp_path / "run")
+    with pytest.raises(SchedulingError, match=r"given a list for the model: start.. must hand it"):
+        scheduled.start(ScriptedGrid([answer] * 3), models=[])
+    assert not (tmp_path / "run").exists()
 
 
 def test_start_that_trains_by_other_means_is_named() -> None:
