@@ -127,7 +127,7 @@ class Alarms:
         self._away: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._names: tuple[Sequence[str], str] = (), ""  # and which floors none of them is meant by
         self._best, self._evaluations_since = -1.0, 0
-        self._tight = self._loose = False
+        self._tight = self._loose = self._diverged = False
 
     def observe(self, record: RoundRecord) -> None:
         """Judge a round that the totals have just counted."""
@@ -147,6 +147,8 @@ class Alarms:
         self._follow_members(member)
         if self._judges_deadline:
             self._judge_deadline()
+        if record.diverged or record.loss is not None:  # a missing loss says nothing
+            self._diverged = record.diverged
         if record.accuracy is not None:
             better = record.accuracy > self._best + _BETTER
             self._evaluations_since = 0 if better else self._evaluations_since + 1
@@ -212,7 +214,7 @@ class Alarms:
         if totals.without_step >= _NO_STEP_ROUNDS and totals.last is not None:
             text = f"the model has not changed for {totals.without_step} rounds"
             yield Alarm(NO_STEP, -1, f"{text}: {totals.last.no_step or ''}")
-        if totals.evaluated is not None and totals.evaluated.loss is None:
+        if self._diverged:
             yield Alarm(DIVERGED, -1, "the loss is not finite: the model has diverged")
         elif self._evaluations_since >= _EVALUATIONS:
             text = f"no accuracy clearly better than {self._best:.4f} in {self._evaluations_since}"

@@ -47,6 +47,8 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
         "accuracy": record.accuracy,
         "loss": record.loss,
     }
+    if record.diverged:
+        line["diverged"] = True
     if record.client_metrics:
         line["client_metrics"] = dict(record.client_metrics)
     if record.buffered:
@@ -239,6 +241,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "no_step": _or_none(_text),
     "accuracy": _or_none(_metric),
     "loss": _or_none(_metric),
+    "diverged": _flag,
     "client_metrics": _metrics,
     "scores": _or_none(_scores),
     **dict.fromkeys(_SIZES, _count),
@@ -247,4 +250,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
 }
 _LATER: Final = ("client_metrics", "scores", *_SIZES, "deadline_s", "late")
 # Not listed above some number of arms, of few rounds, or not written by earlier versions
-_OPTIONAL: Final = ("available", "absent", "no_step", *_LATER, "buffered", *_BUFFERED_COLUMNS)
+_OPTIONAL: Final = (
+    *("available", "absent", "no_step", "diverged", *_LATER, "buffered"),
+    *_BUFFERED_COLUMNS,
+)

@@ -82,7 +82,9 @@ class RoundRecord:
         Why it did not: ``nobody-available``, ``no-replies``, ``no-examples``, ``quorum``,
         ``not-configured`` or ``aggregation``.
     accuracy, loss : float or None
-        Of the new model on the server, where evaluated.
+        Of the new model on the server, where evaluated; ``None`` as well where not finite.
+    diverged : bool
+        Whether that loss was there and not finite.
     client_metrics : mapping of str to float or None
         Of the new model on clients, as the wrapped strategy averages them; ``None`` in rounds
         without such an evaluation.
@@ -121,6 +123,7 @@ class RoundRecord:
     sent_bytes: int | None = None
     received_bytes: int | None = None
     buffered: bool = False
+    diverged: bool = False
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
     deadline_s: float | None = None

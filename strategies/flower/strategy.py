@@ -753,6 +753,7 @@ class ScheduledStrategy(Strategy):
             one.record(run.parts.timed.now() - run.begin_s if time_s is None else time_s),
             accuracy=_metric(metrics, "accuracy"),
             loss=_metric(metrics, "loss"),
+            diverged=_is_odd(metrics, "loss"),
             client_metrics=finite_metrics(on_clients),
         )
         run.last = record
@@ -838,6 +839,11 @@ def _metric(metrics: MetricRecord | None, key: str) -> float | None:
     value = metrics.get(key) if metrics is not None else None
     # A diverged model has no loss that could be written down.
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _is_odd(metrics: MetricRecord | None, key: str) -> bool:
+    value = metrics.get(key) if metrics is not None else None
+    return isinstance(value, int | float) and not math.isfinite(value)
 
 
 def _at_least(key: str, value: int, minimum: int) -> int:

@@ -128,10 +128,20 @@ def test_learning_that_stops_or_diverges_is_told() -> None:
     assert kinds(alarms) == []
     alarms.observe(round_record(31, [0], accuracy=0.4, loss=1.0))
     assert kinds(alarms) == ["not-learning"]
-    alarms.observe(round_record(32, [0], accuracy=0.1, loss=None))
+    alarms.observe(round_record(32, [0], accuracy=0.1, diverged=True))
     assert kinds(alarms) == ["diverged"]
-    alarms.observe(round_record(33, [0], accuracy=0.503, loss=1.0))
+    alarms.observe(round_record(33, [0]))
+    assert kinds(alarms) == ["diverged"], "until an evaluation says otherwise"
+    alarms.observe(round_record(34, [0], accuracy=0.503, loss=1.0))
     assert kinds(alarms) == []
+
+
+def test_a_missing_loss_is_no_diverged_one() -> None:
+    alarms = Alarms(tau_max_s=5.0)
+    alarms.observe(round_record(1, [0], accuracy=0.5))
+    assert kinds(alarms) == []
+    alarms.observe(round_record(2, [0], diverged=True))
+    assert kinds(alarms) == ["diverged"], "without an accuracy, too"
 
 
 def test_a_checkpoint_is_stale_when_two_are_missing() -> None:

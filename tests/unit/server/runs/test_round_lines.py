@@ -34,6 +34,13 @@ def test_a_record_comes_back_as_it_was() -> None:
     assert parse_round(encoded(line_of(record())), 1, ["a", "b", "c"]) == record()
 
 
+def test_a_diverged_loss_is_written_where_there_is_one() -> None:
+    line = line_of(record(diverged=True))
+    assert line["diverged"] is True
+    assert parse_round(encoded(line), 1, ["a", "b", "c"]) == record(diverged=True)
+    assert "diverged" not in line_of(record())
+
+
 def test_bytes_are_written_where_they_are_known() -> None:
     sizes = {"sent_bytes": 2000, "received_bytes": 500}
     line = line_of(record(**sizes))

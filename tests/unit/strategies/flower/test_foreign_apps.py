@@ -379,6 +379,29 @@ def test_number_of_examples_may_count_tokens() -> None:
 # -- strategies ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("metrics", "accuracy", "loss", "diverged"),
+    [
+        ({"accuracy": 0.5}, 0.5, None, False),
+        ({"accuracy": 0.5, "loss": 2}, 0.5, 2.0, False),
+        ({"loss": math.nan}, None, None, True),
+        ({"accuracy": math.nan, "loss": math.inf}, None, None, True),
+        ({"accuracy": math.nan}, None, None, False),
+    ],
+)
+def test_loss_that_is_not_finite_is_not_a_missing_one(
+    metrics: dict[str, float], accuracy: float | None, loss: float | None, diverged: bool
+) -> None:
+    _, (record,), _ = start(
+        FedAvg(),
+        [answer] * 3,
+        model({"w": np.zeros(3, np.float32)}),
+        rounds=1,
+        evaluate_fn=lambda server_round, arrays: MetricRecord(metrics),
+    )
+    assert (record.accuracy, record.loss, record.diverged) == (accuracy, loss, diverged)
+
+
 def test_start_of_ones_own_runs_the_rounds() -> None:
     class Mine(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Result:
