@@ -6,11 +6,13 @@ What is taken from elsewhere in Flower may move with any minor version, and then
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import flwr
 from flwr import __version__
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
@@ -40,6 +42,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
+    "FLOWER_FOLDER",
     "GRPC_FLEET",
     "SUPERLINK_NODE_ID",
     "ClientAppCallable",
@@ -80,6 +83,8 @@ __all__ = [
 
 GRPC_FLEET: Final = tuple(map(int, __version__.split(".")[:2])) < (1, 40)
 """Whether SuperNodes speak gRPC to a port of their own; later ones HTTP to that of all else."""
+FLOWER_FOLDER: Final = os.path.join(os.path.dirname(flwr.__file__), "")
+"""Where the code of Flower is that logs a line."""
 _Array = TypeVar("_Array", bound=Array)
 _Record = TypeVar("_Record", bound=TypedDict[Any, Any])
 _Kind = TypeVar("_Kind", ArrayRecord, ConfigRecord, MetricRecord)

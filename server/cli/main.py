@@ -20,6 +20,7 @@ from flower_scheduling.environment import check_environment
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import kebab
 from flower_scheduling.strategies.flower import LOGGER
+from flower_scheduling.strategies.flower.wrapped import is_round_line
 
 from ..monitoring.status import status_table
 from ..page.process import TOKEN_VARIABLE
@@ -79,7 +80,9 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     handler = _handler(console)
     LOGGER.handlers, LOGGER.propagate = [handler], False
     LOGGER.setLevel(logging.INFO)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    flower = logging.getLogger("flwr")
+    flower.setLevel(logging.INFO if config.app else logging.WARNING)
+    flower_handlers, flower.handlers = flower.handlers, [_FlowerLines()]
     for line in [] if config.app else idle_settings(given, [config.strategy]):
         LOGGER.warning(line)
     try:
@@ -93,6 +96,7 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
         console.print("stopped", highlight=False)
     finally:
         LOGGER.removeHandler(handler)
+        flower.handlers = flower_handlers
     _print_results(console, Path(config.run_dir))
 
 
@@ -144,6 +148,14 @@ def _refuse_unknown_variables(context: click.Context) -> None:
         known |= {f"{own}{each.name.upper()}" for each in command.params if each.name}
     known |= {f"{prefix}CONTINUE", TOKEN_VARIABLE}  # the first one's parameter has another name
     check_environment(_PREFIX, known)
+
+
+class _FlowerLines(logging.Handler):
+    """Flower's lines, those of the app among them, go where ours go: to the run's log as well."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not is_round_line(record):
+            LOGGER.handle(record)
 
 
 def _handler(console: Console) -> logging.Handler:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -21,7 +23,7 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
-from flower_scheduling._flwr import FastRecordDict, make_message, only_averages
+from flower_scheduling._flwr import FLOWER_FOLDER, FastRecordDict, make_message, only_averages
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
 
@@ -46,6 +48,24 @@ _CALLED_BY_START: Final = (
     "aggregate_evaluate",
 )
 """Methods through which a strategy's ``start`` runs its rounds."""
+
+
+_in_round: ContextVar[bool] = ContextVar("_in_round", default=False)
+
+
+@contextmanager
+def _as_part_of_a_round() -> Iterator[None]:
+    token = _in_round.set(True)
+    try:
+        yield
+    finally:
+        _in_round.reset(token)
+
+
+def is_round_line(record: logging.LogRecord) -> bool:
+    """Tell whether Flower's own strategies log this in each scheduled round, which has our line."""
+    of_flower = record.pathname.startswith(FLOWER_FOLDER)
+    return _in_round.get() and of_flower and record.levelno < logging.WARNING
 
 
 class WrappedStrategy:
@@ -169,6 +189,7 @@ class WrappedStrategy:
 
     # -- what the strategy does in a round ------------------------------------------------------
 
+    @_as_part_of_a_round()
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
@@ -176,6 +197,7 @@ class WrappedStrategy:
         with self._set({"fraction_train": 1.0, **dict.fromkeys(_MINIMUM_COUNTS, 0)}):
             return list(self._methods["configure_train"](server_round, arrays, config, grid))
 
+    @_as_part_of_a_round()
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], *, consume: bool = False
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -227,6 +249,7 @@ class WrappedStrategy:
         total = sum(weights)
         return weighted_mean(views, [weight / total for weight in weights]), metrics
 
+    @_as_part_of_a_round()
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
@@ -242,6 +265,7 @@ class WrappedStrategy:
                 stack.enter_context(self._set(at_most, [inner]))
             return list(self._methods["configure_evaluate"](server_round, arrays, config, grid))
 
+    @_as_part_of_a_round()
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:

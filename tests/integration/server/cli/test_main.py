@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -200,3 +201,62 @@ def test_settings_of_an_app_come_from_anywhere_and_need_one(
     monkeypatch.setenv("FLOWER_SERVER_RUN_CONFIG", "round=5 place='a  b'")
     assert server_main(app) == 2
     assert "did you mean rounds?" in capsys.readouterr().err
+
+
+_LOGGING_APP = """
+from logging import INFO, WARNING
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from scripted_grid import ScriptedGrid
+from flower_scheduling import ScheduledStrategy
+
+app = ServerApp()
+
+
+def client(message):
+    content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}
+    return Message(RecordDict(content), reply_to=message)
+
+
+class Mine(FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        log(INFO, "the app configures round %d", server_round)
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@app.main()
+def main(grid, context):
+    log(INFO, "the app begins")
+    strategy = ScheduledStrategy(Mine(fraction_evaluate=0), num_selected=2, tau_max_s=5.0)
+    arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    strategy.start(ScriptedGrid([client] * 2), arrays, num_rounds=2)
+    FedAvg().configure_train(1, arrays, ConfigRecord(), Nodes())
+
+
+class Nodes:
+    def get_node_ids(self):
+        return [1, 2]
+"""
+
+
+def test_lines_that_an_app_logs_are_shown_but_not_flowers_of_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talks.py").write_text(_LOGGING_APP)
+    flower = logging.getLogger("flwr")
+    before = list(flower.handlers)
+    words = "--app talks:app --address 127.0.0.1:0 --run-dir run"
+    assert server_main(words.split()) == 0
+    lines = capsys.readouterr().err
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert lines.count("INFO the app begins\n") == 1
+    for text in (lines, log):
+        assert text.count("INFO the app configures round 2\n") == 1
+        assert text.count("INFO [ROUND 2/2]") == 1
+    assert "configure_train: Sampled" not in log
+    assert lines.count("configure_train: Sampled") == 1, "of what is not scheduled all is kept"
+    assert flower.handlers == before
