@@ -193,6 +193,8 @@ class NoStepError(ServerAppError):
         Why the last round made no step.
     failures : sequence of (str, str or None)
         The clients of the last round, and why each did not deliver.
+    advice : str
+        What would help, if it is known.
 
     Attributes
     ----------
@@ -202,14 +204,18 @@ class NoStepError(ServerAppError):
 
     result: Any = None
 
-    def __init__(self, why: str, failures: Sequence[tuple[str, str | None]] = ()) -> None:
-        self.why, self.failures = why, list(failures)
+    def __init__(
+        self, why: str, failures: Sequence[tuple[str, str | None]] = (), advice: str = ""
+    ) -> None:
+        self.why, self.failures, self.advice = why, list(failures), advice
         listed = [f"{name} {reason}" for name, reason in failures if reason][:_SHOWN_FAILURES]
         details = f" ({'; '.join(listed)})" if listed else ""
-        super().__init__(one_line(f"no round has changed the model, the last: {why}{details}"))
+        advice = f": {advice}" if advice else ""
+        text = f"no round has changed the model, the last: {why}{details}{advice}"
+        super().__init__(one_line(text))
 
     def __reduce__(self) -> tuple[type[NoStepError], tuple[object, ...]]:
-        return type(self), (self.why, self.failures)
+        return type(self), (self.why, self.failures, self.advice)
 
 
 class WorkerError(SchedulingError, ChildProcessError):

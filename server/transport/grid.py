@@ -188,6 +188,11 @@ class StreamGrid(OwnGrid):
         return self._requests.num_late_replies
 
     @property
+    def fastest_late_s(self) -> float:
+        """Shortest round trip of a late reply to training [s]; infinite: there was none."""
+        return self._requests.fastest_late_s
+
+    @property
     def num_ignored_replies(self) -> int:
         """Replies to messages that were unknown, another client's, or answered before."""
         return self._requests.num_ignored_replies

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from flwr.app import MessageType
+
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.compression import SentModel
 from flower_scheduling.strategies.flower import TIMEOUT
@@ -116,6 +118,8 @@ class RequestTable:
     ----------
     num_late_replies : int
         Replies that came after their deadline.
+    fastest_late_s : float
+        Shortest round trip of those to training [s]; infinite: there were none.
     num_ignored_replies : int
         Replies to messages that were unknown, another client's, or answered before.
     """
@@ -132,6 +136,7 @@ class RequestTable:
         self._expiry_s = math.inf  # nothing that is open or held expires before
         self._unacknowledged: dict[int, list[str]] = {}  # node -> ids of replies that are here
         self.num_late_replies = 0
+        self.fastest_late_s = math.inf
         self.num_ignored_replies = 0
 
     # -- the callers' side ----------------------------------------------------------------------
@@ -171,7 +176,7 @@ class RequestTable:
 
     def discard_late(self, request: Request) -> None:
         """Count a reply that came after its caller's deadline, and make it a timeout."""
-        self.num_late_replies += 1
+        self._count_late(request, request.arrived_s)
         request.reply, request.failure = None, TIMEOUT
 
     def busy(self) -> set[int]:
@@ -216,7 +221,7 @@ class RequestTable:
             self.num_ignored_replies += 1
             return False
         if request.abandoned:
-            self.num_late_replies += 1
+            self._count_late(request, arrived_s)
         self.settle(request, reply=reply, arrived_s=arrived_s)
         return True
 
@@ -269,6 +274,12 @@ class RequestTable:
         return self._unacknowledged.pop(node_id, [])
 
     # -------------------------------------------------------------------------------------------
+
+    def _count_late(self, request: Request, arrived_s: float) -> None:
+        self.num_late_replies += 1
+        message = request.message  # of an earlier server's the begin is not known
+        if message is not None and message.metadata.message_type.startswith(MessageType.TRAIN):
+            self.fastest_late_s = min(self.fastest_late_s, arrived_s - request.sent_s)
 
     def _enter(self, request: Request) -> None:
         self._open[request.message_id] = request

@@ -29,7 +29,7 @@ from .membership import Membership
 from .own_start import StartCall, StartGuide
 from .pieces import is_finite
 from .policy_runner import PolicyLike, PolicyRunner
-from .record import RoundHook, RoundRecord, finite_metrics
+from .record import RoundHook, RoundRecord, failure_kind, finite_metrics
 from .replies import ArraySpec, ReplyChecker
 from .reply_sorter import ReplySorter
 from .round import RoundParts, TrainingRound
@@ -37,10 +37,11 @@ from .round_deadline import RoundDeadline
 from .round_log import RoundLog
 from .spares import SpareClients
 from .state import load_strategy_state, strategy_state
-from .timed_grid import LOGGER, SpareExchange, TimedExchange, TimedGrid
+from .timed_grid import LOGGER, TIMEOUT, SpareExchange, TimedExchange, TimedGrid
 from .wrapped import WrappedStrategy
 
 _WARN_WITHOUT_STEP = 10
+_WARN_ALL_LATE = 3
 
 ROUNDS: Final = "rounds"
 """Mode in which a super arm is waited for."""
@@ -65,6 +66,7 @@ class _Run:
     begin_s: float = math.nan  # when the first round's selection began
     last_round: int = 0
     rounds_without_step: int = 0  # in a row
+    rounds_all_late: int = 0  # likewise, for all selected clients
     last: RoundRecord | None = None
 
 
@@ -757,6 +759,7 @@ class ScheduledStrategy(Strategy):
             client_metrics=finite_metrics(on_clients),
         )
         run.last = record
+        self._warn_all_late(run, record)
         if run.channels is not None:
             run.learned = run.channels.progress
         run.log.on_round(record)
@@ -782,6 +785,14 @@ class ScheduledStrategy(Strategy):
                 no_step,
             )
 
+    def _warn_all_late(self, run: _Run, record: RoundRecord) -> None:
+        """Warn once when all selected clients miss the deadline round after round."""
+        kinds = {failure_kind(reason or "") for reason in record.reason}
+        run.rounds_all_late = run.rounds_all_late + 1 if kinds == {TIMEOUT} else 0
+        if run.rounds_all_late == _WARN_ALL_LATE:
+            text = "round %d: for %d rounds %s"
+            LOGGER.warning(text, record.round, _WARN_ALL_LATE, _all_late_text(run))
+
     def _evaluate(
         self,
         run: _Run,
@@ -804,9 +815,24 @@ def _require_step(run: _Run, result: Result) -> None:
     metrics = getattr(result, "train_metrics_clientapp", None)  # of a start of its own anything
     if last is None or run.rounds_without_step < last.round or metrics:
         return
-    error = NoStepError(last.no_step or "", list(zip(last.names, last.reason, strict=True)))
+    failures = list(zip(last.names, last.reason, strict=True))
+    advice = _all_late_text(run) if run.rounds_all_late else ""
+    error = NoStepError(last.no_step or "", failures, advice)
     error.result = result
     raise error
+
+
+def _all_late_text(run: _Run) -> str:
+    deadline = run.parts.deadline
+    found_s = None if run.last is None else run.last.deadline_s
+    deadline_s = min(run.timeout_s, deadline.level_s if found_s is None else found_s)
+    text = f"all selected clients missed the deadline of {deadline_s:g} s"
+    if deadline_s == run.timeout_s:
+        text += "; raise the timeout of start()"
+    elif not deadline.is_found:
+        text += "; raise tau_max_s"
+    late_s = getattr(run.parts.timed, "fastest_late_s", math.inf)  # not every grid sees them
+    return text if late_s == math.inf else f"{text} (the fastest late reply took {late_s:.3g} s)"
 
 
 def _no_resumption(name: str) -> ConfigError:

@@ -505,6 +505,7 @@ def test_deadline_busy_and_late_reply(fleet: Fleet) -> None:
     threading.Timer(0.05, gate.open.set).start()
     until(lambda: fleet.grid.wait(LONG_S) or fleet.grid.busy() == set())
     assert fleet.grid.num_late_replies == 1
+    assert fleet.grid.fastest_late_s == pytest.approx(0.4)
     (again,) = fleet.exchange("slow")
     assert model_of(again) == [1.0] * 4
 

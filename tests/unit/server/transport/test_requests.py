@@ -141,6 +141,7 @@ def test_work_of_an_earlier_server_makes_busy_for_a_while(bench: Bench) -> None:
     assert bench.table.busy() == {A}
     assert not bench.table.is_awaited(A, "old-1")
     assert bench.reply("old-1")
+    assert bench.table.fastest_late_s == math.inf, "when it began is not known"
     assert bench.table.busy() == set()
     assert (bench.num_freed, bench.table.num_late_replies) == (1, 1)
     bench.table.reconcile(A, {"old-2"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ from safetensors.numpy import load_file
 from scripted_grid import Client, ScriptedGrid
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
-from flower_scheduling.errors import ConfigError, SchedulingError
+from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError
 from flower_scheduling.strategies import RoundContext, SchedulingPolicy
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord, ScheduledStrategy
 
@@ -400,6 +401,48 @@ def test_loss_that_is_not_finite_is_not_a_missing_one(
         evaluate_fn=lambda server_round, arrays: MetricRecord(metrics),
     )
     assert (record.accuracy, record.loss, record.diverged) == (accuracy, loss, diverged)
+
+
+class LateGrid(ScriptedGrid):
+    """Its late replies come at some time, as on streams."""
+
+    fastest_late_s = math.inf
+
+
+@pytest.mark.parametrize(
+    ("timeout", "late_s", "text"),
+    [
+        (3600, math.inf, "deadline of 0.05 s; raise tau_max_s"),
+        (3600, 0.3117, r"raise tau_max_s \(the fastest late reply took 0.312 s\)"),
+        (0.01, math.inf, r"deadline of 0.01 s; raise the timeout of start\(\)"),
+    ],
+)
+def test_a_deadline_that_all_miss_is_named(
+    timeout: float, late_s: float, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = LateGrid([lambda message: None] * 3)
+    grid.fastest_late_s = late_s
+    scheduled = ScheduledStrategy(
+        FedAvg(), "random", num_selected=2, tau_max_s=0.05, client_eval_every=0
+    )
+    whole = f"all selected clients missed the .*{text}$"
+    with (
+        caplog.at_level(logging.WARNING, LOGGER.name),
+        pytest.raises(NoStepError, match=f"no-replies .*timeout.*: {whole}"),
+    ):
+        scheduled.start(grid, model({"w": np.zeros(3, np.float32)}), 8, timeout)
+    lines = [line for line in caplog.messages if "missed the deadline" in line]
+    assert len(lines) == 1
+    assert re.match(f"round 3: for 3 rounds {whole}", lines[0])
+
+
+def test_an_error_beside_late_replies_is_no_matter_of_the_deadline() -> None:
+    def breaks(message: Message) -> Message:
+        return Message(Error(2, "out of memory"), reply_to=message)
+
+    with pytest.raises(NoStepError) as caught:
+        start(FedAvg(), [breaks, lambda message: None], model({"w": np.zeros(3, np.float32)}))
+    assert "tau_max_s" not in str(caught.value)
 
 
 def test_start_of_ones_own_runs_the_rounds() -> None:
