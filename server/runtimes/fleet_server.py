@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,8 @@ from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
 from .signals import stoppable
 
+PYPROJECT: Final = "pyproject.toml"
+"""File of a Flower app's settings."""
 _FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -83,7 +86,7 @@ def run_fleet(
     if config.app:
         require_trackers(config.tracker, config.run_dir)
         server_app = load_object(config.app, ServerApp, "app")
-        run_config = app_config(Path(), config.run_config)
+        run_config = app_config(Path(), config.run_config, _file_of(config.app))
         recording = record_app(config, run_config, callbacks, resume=resume)
     else:
         prepared = prepare_run(config)  # refuses bad settings before a client can connect
@@ -154,14 +157,24 @@ def _run_app(server_app: ServerApp, path: str, grid: StreamGrid, context: Contex
     except OSError as error:
         if error.errno in _FULL_DISK:  # the app has no part in it
             raise
-        raise _app_error(path, error) from None
+        raise _app_error(path, error, context.run_config) from None
     except Exception as error:
-        raise _app_error(path, error) from None
+        raise _app_error(path, error, context.run_config) from None
 
 
-def _app_error(path: str, error: Exception) -> ServerAppError:
+def _app_error(path: str, error: Exception, run_config: UserConfig) -> ServerAppError:
     LOGGER.error("the ServerApp failed", exc_info=error)
-    return ServerAppError(f"{path} raised {type(error).__name__}: {error}")
+    text = f"{path} raised {type(error).__name__}: {error}"
+    if isinstance(error, KeyError) and not run_config:
+        text += f" ({_no_config(Path.cwd())}, so the run configuration is empty)"
+    return ServerAppError(text)
+
+
+def _file_of(app: str) -> Path | None:
+    """Return the file of an app that was loaded, ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE``."""
+    name = app.rpartition(":")[0]
+    file = name if name.endswith(".py") else getattr(sys.modules.get(name), "__file__", None)
+    return Path(file) if file else None
 
 
 @contextmanager
@@ -178,7 +191,7 @@ def _metrics(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Iterato
         yield
 
 
-def app_config(folder: Path, overrides: str = "") -> UserConfig:
+def app_config(folder: Path, overrides: str = "", code: Path | None = None) -> UserConfig:
     """Return the run configuration of the Flower app in a folder, as ``flwr run`` would.
 
     Parameters
@@ -187,6 +200,8 @@ def app_config(folder: Path, overrides: str = "") -> UserConfig:
         With the app's ``pyproject.toml``, if there is one.
     overrides : str
         As ``--run-config`` takes it: values for keys that the file names.
+    code : Path, optional
+        File of the ServerApp: without a Flower app in ``folder`` that counts in which it is.
 
     Returns
     -------
@@ -200,15 +215,38 @@ def app_config(folder: Path, overrides: str = "") -> UserConfig:
         If the file cannot be read, a value is no number, truth value or text, or a key is
         overridden that the file does not name.
     """
-    file = folder / "pyproject.toml"
+    folder = folder.resolve()
+    file = folder / PYPROJECT
     config: UserConfig = {}
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        config = flatten_dict(found.get("tool", {}).get("flwr", {}).get("app", {}).get("config"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("app", str(file), f"must be a Flower app's settings ({error})") from None
+    for place in [folder, *(code.resolve().parents if code is not None else ())]:
+        if (found := _read_app(place / PYPROJECT)) is not None:
+            file, config = place / PYPROJECT, found
+            break
+    if not config:
+        LOGGER.info("%s: the run configuration is empty", _no_config(folder))
+    elif file.parent != folder:
+        LOGGER.info("run configuration of %s", file)
     given = read_user_config("run-config", overrides) if overrides else {}
     for key in sorted(given.keys() - config.keys()):
-        message = f"{key} is not in [tool.flwr.app.config] of {file.resolve()}"
+        message = f"{key} is not in [tool.flwr.app.config] of {file}"
         raise ConfigError("run-config", overrides, message, nearest(key, config))
     return {**config, **given}
+
+
+def _read_app(file: Path) -> UserConfig | None:
+    """Return the configuration of the Flower app of a project; ``None``: it is of no such app."""
+    try:
+        found: Any = tomllib.loads(file.read_text(encoding="utf-8"))
+        for key in ("tool", "flwr", "app"):
+            found = found.get(key, {})
+        return flatten_dict(found.get("config")) if found else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a table is none
+        raise ConfigError(
+            PYPROJECT, str(file), f"must be a Flower app's settings ({error})"
+        ) from None
+
+
+def _no_config(folder: Path) -> str:
+    return f"no [tool.flwr.app.config] was found in {folder}"

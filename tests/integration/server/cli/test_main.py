@@ -260,3 +260,19 @@ def test_lines_that_an_app_logs_are_shown_but_not_flowers_of_each_round(
     assert "configure_train: Sampled" not in log
     assert lines.count("configure_train: Sampled") == 1, "of what is not scheduled all is kept"
     assert flower.handlers == before
+
+
+def test_an_app_without_its_settings_is_told_where_they_were_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bare.py").write_text(
+        "from flwr.serverapp import ServerApp\napp = ServerApp()\n"
+        "@app.main()\ndef main(grid, context):\n    context.run_config['num-rounds']\n"
+    )
+    assert server_main(["--app", "bare:app", "--address", "127.0.0.1:0", "--run-dir", "run"]) == 1
+    lines = capsys.readouterr().err
+    where = f"no [tool.flwr.app.config] was found in {tmp_path}"
+    assert f"INFO {where}: the run configuration is empty\n" in lines
+    last = f"bare:app raised KeyError: 'num-rounds' ({where}, so the run configuration is empty)\n"
+    assert lines.endswith(f"error: {last}")

@@ -97,7 +97,29 @@ def test_settings_of_an_app_are_those_of_its_file_and_those_given(tmp_path: Path
     assert app_config(tmp_path, str(tmp_path / "mine.toml")) == changed
     with pytest.raises(ConfigError, match=r"num-rounds is not in .*mean num-server-rounds\?"):
         app_config(tmp_path, "num-rounds=5")
+    code, elsewhere = tmp_path / "my_app" / "server_app.py", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert app_config(elsewhere, code=code) == own, "that of the app's own folder"
+    (elsewhere / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n")
+    assert app_config(elsewhere, code=code) == own, "not that of another project"
     (tmp_path / "pyproject.toml").unlink()
     assert app_config(tmp_path) == {}
     with pytest.raises(ConfigError, match="num-server-rounds is not in"):
         app_config(tmp_path, "num-server-rounds=5")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[tool.flwr.app.config\n", r"Expected ']'.*line 1"),
+        ("[tool.flwr.app.config]\nlayers = [1, 2]\n", "layers needs to be of type"),
+        ("tool = 3\n", "'int' object"),
+    ],
+)
+def test_a_broken_file_of_an_app_is_named_with_its_fault(
+    text: str, fault: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(ConfigError, match=fault) as caught:
+        app_config(tmp_path)
+    assert str(caught.value).startswith(f"pyproject.toml = '{tmp_path}/pyproject.toml': must be")
