@@ -51,6 +51,9 @@ def load_object(path: str, kind: type[Any], key: str) -> Any:
     except (Exception, SystemExit) as error:  # whatever a user's module raises
         text = error.msg if isinstance(error, SyntaxError) else error  # the place comes behind it
         reason = f"{type(error).__name__}: {text}{_place(error)}"
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            reason += f"; the current folder is {Path.cwd()}"
         raise ConfigError(key, path, f"cannot be imported: {reason}") from error
     try:
         found = getattr(module, attribute)
@@ -69,7 +72,7 @@ def _place(error: BaseException) -> str:
         places = [
             (frame.f_code.co_filename, line, _is_library(frame))
             for frame, line in traceback.walk_tb(error.__traceback__)
-            if frame.f_globals.get("__name__") != __name__
+            if frame.f_globals.get("__name__") != __name__ and not _is_importer(frame)
         ]
     own = [place for place in places if not place[2]] or places
     if not own:
@@ -80,14 +83,15 @@ def _place(error: BaseException) -> str:
     return f" ({name}, line {line})"
 
 
+def _is_importer(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__"))
+    return name.partition(".")[0] == "importlib" or frame.f_code.co_filename.startswith("<")
+
+
 def _is_library(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__"))
     file = frame.f_code.co_filename
-    return (
-        name.partition(".")[0] in (__package__, "importlib")
-        or file.startswith("<")
-        or any(map(file.startswith, _LIBRARIES))
-    )
+    return name.partition(".")[0] == __package__ or any(map(file.startswith, _LIBRARIES))
 
 
 def _from_file(path: str) -> ModuleType:

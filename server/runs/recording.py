@@ -15,7 +15,7 @@ from flower_scheduling.strategies.flower import LOGGER, StartedRun
 from ..callbacks import RoundCallback, Run, following
 from ..monitoring.trackers import Trackers
 from ..monitoring.trackers.catalog import require_trackers, tracker_names
-from ..settings.fleet import APP_CONFIG, OF_ANY_APP, FleetConfig
+from ..settings.fleet import APP_CONFIG, APP_FOLDER, OF_ANY_APP, FleetConfig
 from ..settings.run import ServerConfig
 from .directory import RunDirectory, load_model, start_folder
 from .model_files import describe_model
@@ -257,6 +257,8 @@ def record_app(
         fleet = {} if config is None else config.to_mapping()
         settings: dict[str, Any] = {key: fleet[key] for key in fleet if key in OF_ANY_APP}
         settings |= essential
+        if config is not None:
+            settings[APP_FOLDER] = str(Path.cwd())
         if run_config:
             settings[APP_CONFIG] = dict(run_config)
             if going_on:

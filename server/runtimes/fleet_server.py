@@ -33,8 +33,9 @@ from ..monitoring.trackers.catalog import require_trackers
 from ..page.process import page_process
 from ..runs.directory import ensure_empty, lock_run
 from ..runs.recording import record_app
+from ..runs.resume import read_settings
 from ..runs.run_id import RunIdNote, noted_run_id
-from ..settings.fleet import FleetConfig
+from ..settings.fleet import APP_FOLDER, FleetConfig
 from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
 from .signals import stoppable
@@ -85,7 +86,7 @@ def run_fleet(
 
     if config.app:
         require_trackers(config.tracker, config.run_dir)
-        server_app = load_object(config.app, ServerApp, "app")
+        server_app = _load_app(config.app, Path(config.run_dir) if resume else None)
         run_config = app_config(Path(), config.run_config, _file_of(config.app))
         recording = record_app(config, run_config, callbacks, resume=resume)
     else:
@@ -138,6 +139,18 @@ def run_fleet(
         LOGGER.warning(
             "the app has started no ScheduledStrategy: nothing was scheduled or recorded"
         )
+
+
+def _load_app(path: str, run_dir: Path | None) -> ServerApp:
+    """Import another app; a run that goes on may have begun in another folder."""
+    try:
+        app: ServerApp = load_object(path, ServerApp, "app")
+    except ConfigError as error:
+        began = "" if run_dir is None else str(read_settings(run_dir).get(APP_FOLDER, ""))
+        if began in ("", str(Path.cwd())):  # earlier versions did not note it
+            raise
+        raise ConfigError("app", path, f"{error.message}, the run began in {began}") from None
+    return app
 
 
 def _check_run_dir(run_dir: Path, *, resume: bool) -> None:

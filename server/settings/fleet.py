@@ -18,6 +18,8 @@ WRAPPED: Final = "wrapped"
 """Key of the settings of a run of another app, which ours does not have: the wrapped strategy."""
 APP_CONFIG: Final = "app-config"
 """Key of the run configuration of such an app."""
+APP_FOLDER: Final = "app-folder"
+"""Key of the folder in which the server of such an app was started, where the app is found."""
 OF_ANY_APP: Final = frozenset(
     [
         "app",

@@ -19,6 +19,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("path", ["nothing_here:app", "nothing_here.server_app:app"])
+def test_a_module_that_is_not_there_is_looked_for_in_a_folder(path: str, folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_object(path, str, "app")
+    text = "ModuleNotFoundError: No module named 'nothing_here'; the current folder is"
+    assert str(caught.value) == f"app = '{path}': cannot be imported: {text} {folder}"
+
+
 @pytest.mark.parametrize(
     ("text", "path", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -276,3 +277,32 @@ def test_an_app_without_its_settings_is_told_where_they_were_looked_for(
     assert f"INFO {where}: the run configuration is empty\n" in lines
     last = f"bare:app raised KeyError: 'num-rounds' ({where}, so the run configuration is empty)\n"
     assert lines.endswith(f"error: {last}")
+
+
+def test_a_run_that_goes_on_in_another_folder_is_told_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != ""])
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    begun.mkdir()
+    other.mkdir()
+    (begun / "roaming.py").write_text(_LOGGING_APP)
+    monkeypatch.chdir(begun)
+    run = ["--address", "127.0.0.1:0", "--run-dir", str(tmp_path / "run")]
+    assert server_main(["--app", "roaming:app", *run]) == 0
+    del sys.modules["roaming"]
+    monkeypatch.chdir(other)
+    capsys.readouterr()
+    assert server_main(["--resume", str(tmp_path / "run")]) == 2
+    line = capsys.readouterr().err
+    assert line.endswith(f"the current folder is {other}, the run began in {begun}\n")
+    assert "frozen" not in line
+    config = tmp_path / "run" / "config.toml"
+    noted = f'app-folder = "{begun}"\n'
+    text = config.read_text()
+    assert noted in text
+    config.write_text(text.replace(noted, ""))  # as earlier versions wrote it
+    assert server_main(["--resume", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.endswith(f"the current folder is {other}\n")
+    monkeypatch.chdir(begun)
+    assert server_main(["--resume", str(tmp_path / "run")]) == 0, "with nothing left to do"
