@@ -736,8 +736,18 @@ class ScheduledStrategy(Strategy):
         self._membership.note_members()
         run.parts.grow()
         if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
+            self._log_fleet()
             run.begin_s = self._begin_s(timed.now())
         return policy_round
+
+    def _log_fleet(self) -> None:
+        """Say with how many clients a run begins, and whether these are fewer than are wanted."""
+        known, wanted = len(self.arms), self._num_selected
+        text = "starts with %d client%s, min_clients=... waits for more"
+        LOGGER.info(text, known, "" if known == 1 else "s")
+        if known < wanted:
+            what = "per round" if self._buffer is None else "at work"
+            LOGGER.warning("%d clients %s wanted, %d known", wanted, what, known)
 
     def _end_round(
         self,

@@ -445,6 +445,24 @@ def test_an_error_beside_late_replies_is_no_matter_of_the_deadline() -> None:
     assert "tau_max_s" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("num_selected", "warning"), [(3, None), (10, "10 clients per round wanted, 3 known")]
+)
+def test_a_run_says_once_with_how_many_clients_it_starts(
+    num_selected: int, warning: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, LOGGER.name):
+        start(
+            FedAvg(),
+            [answer] * 3,
+            model({"w": np.zeros(3, np.float32)}),
+            num_selected=num_selected,
+        )
+    assert caplog.messages.count("starts with 3 clients, min_clients=... waits for more") == 1
+    warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    assert warnings == [warning] * (warning is not None)
+
+
 def test_start_of_ones_own_runs_the_rounds() -> None:
     class Mine(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Result:
