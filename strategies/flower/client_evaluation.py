@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from flower_scheduling.errors import ConfigError, SchedulingError, TooFewClientsError
 
+from ..base import check_count
 from ..deadline import GivenDeadline
 from .grids import SelectedNodesGrid
 from .replies import error_text
@@ -47,8 +48,8 @@ class ClientEvaluation:
     """
 
     def __init__(self, every: int | None, on: str, timeout_s: GivenDeadline) -> None:
-        if every is not None and every < 0:
-            raise ConfigError("client_eval_every", every, "must be at least 0")
+        if every is not None:
+            check_count("client_eval_every", every, minimum=0)
         if on not in (AVAILABLE, SELECTED):
             raise ConfigError("client_eval_on", on, f"must be {AVAILABLE} or {SELECTED}")
         self._every = 1 if every is None else every

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError
 
-from ..base import SchedulingPolicy
+from ..base import SchedulingPolicy, check_count, check_real
 from ..deadline import AUTO, GivenDeadline
 from ..fairness import FloorRule
 from .arm_table import ArmTable
@@ -238,6 +238,20 @@ class ScheduledStrategy(Strategy):
         if mode == BUFFERED and num_spare:
             message = 'needs mode="rounds": a free channel waits for nobody'
             raise ConfigError("num_spare", num_spare, message)
+        check_count("num_selected", num_selected, minimum=1)
+        check_count("seed", seed, minimum=0)
+        check_count("min_replies", min_replies, minimum=0)
+        if min_clients is not None:
+            check_count("min_clients", min_clients, minimum=0)
+        check_real("availability", availability, at_least=0.0, at_most=1.0)
+        _check_bound("wait_s", wait_s)
+        _check_bound("query_timeout_s", query_timeout_s)
+        _check_bound("log_every_s", log_every_s)
+        _check_bound("max_update_norm", math.inf if max_update_norm is None else max_update_norm)
+        if not isinstance(fairness, str | FloorRule):
+            raise ConfigError("fairness", fairness, "must be a text or a FloorRule")
+        if run_dir is not None and not (isinstance(run_dir, str | Path) and str(run_dir)):
+            raise ConfigError("run_dir", run_dir, "must be a folder, or None for no record")
         size = (num_selected + 1) // 2 if buffer_size is None else buffer_size
         self._num_selected = num_selected
         self._spares = SpareClients(num_selected, num_spare)
@@ -283,7 +297,7 @@ class ScheduledStrategy(Strategy):
         if min_clients is None:
             min_clients = max(num_selected, self._wrapped.min_available)
         self._min_clients = min_clients
-        self._eval_every = _at_least("eval_every", eval_every, 1)
+        self._eval_every = check_count("eval_every", eval_every, minimum=1)
         self._evaluation = ClientEvaluation(
             client_eval_every, client_eval_on, client_eval_timeout_s or tau_max_s
         )
@@ -295,7 +309,7 @@ class ScheduledStrategy(Strategy):
             "" if run_dir is None else str(run_dir),
             resume,
             tracker,
-            _at_least("checkpoint_every", checkpoint_every, 0),
+            check_count("checkpoint_every", checkpoint_every, minimum=0),
         )
         self._running = False
         self._earlier_rounds = 0  # of earlier runs
@@ -528,7 +542,7 @@ class ScheduledStrategy(Strategy):
             arrays = ArrayRecord()
         if own_start and num_rounds is None:  # it has another word for them
             num_rounds = 0
-        _at_least("num_rounds", num_rounds, 0)
+        num_rounds = check_count("num_rounds", num_rounds, minimum=0)
         self.summary()
         if self._run is not None:
             self._earlier_rounds = self.policy.last_round
@@ -882,7 +896,7 @@ def _is_odd(metrics: MetricRecord | None, key: str) -> bool:
     return isinstance(value, int | float) and not math.isfinite(value)
 
 
-def _at_least(key: str, value: int, minimum: int) -> int:
-    if value < minimum:
-        raise ConfigError(key, value, f"must be at least {minimum}")
-    return value
+def _check_bound(key: str, value: float) -> None:
+    """Refuse what is no number >= 0; infinite is no bound at all."""
+    if value != math.inf:
+        check_real(key, value, at_least=0.0)

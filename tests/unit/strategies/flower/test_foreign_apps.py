@@ -463,6 +463,35 @@ def test_a_run_says_once_with_how_many_clients_it_starts(
     assert warnings == [warning] * (warning is not None)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("num_selected", "tau_max_s", "seed", "min_clients", "wait_s", "query_timeout_s"),
+        *("min_replies", "eval_every", "client_eval_every", "client_eval_timeout_s"),
+        *("availability", "max_update_norm", "log_every_s", "checkpoint_every"),
+    ],
+)
+def test_a_number_in_quotes_is_refused(key: str) -> None:
+    settings: dict[str, Any] = {"num_selected": 2, "tau_max_s": 4.0, key: "3"}
+    with pytest.raises(ConfigError, match=f"^{key} = '3': must be an? (integer|finite number)"):
+        ScheduledStrategy(FedAvg(), **settings)
+
+
+@pytest.mark.parametrize("num_rounds", ["3", 2.5, None, -1])
+def test_rounds_are_a_whole_number(num_rounds: Any, tmp_path: Path) -> None:
+    scheduled = schedule(FedAvg(), [], run_dir=tmp_path / "run")
+    arrays = model({"w": np.zeros(3, np.float32)})
+    with pytest.raises(ConfigError, match=r"num_rounds = .*: must be an integer >= 0"):
+        scheduled.start(ScriptedGrid([answer] * 3), arrays, num_rounds)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("key", "value"), [("run_dir", ""), ("run_dir", 3), ("fairness", 0.5)])
+def test_a_setting_of_no_use_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} = .*: must be a "):
+        ScheduledStrategy(FedAvg(), num_selected=2, tau_max_s=4.0, **{key: value})
+
+
 def test_start_of_ones_own_runs_the_rounds() -> None:
     class Mine(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Result:
@@ -591,7 +620,8 @@ def test_start_of_another_signature_has_its_own_number_of_rounds() -> None:
     [
         ({}, r"missing a required argument: 'initial_list_arrays'; it takes grid, initial_list_"),
         ({"initial_list_arrays": [], "rounds": 3}, "unexpected keyword argument 'rounds'"),
-        ({"initial_list_arrays": [], "num_rounds": -1}, "num_rounds = -1: must be at least 0"),
+        ({"initial_list_arrays": [], "num_rounds": -1}, "num_rounds = -1: must be an integer >= 0"),
+        ({"initial_list_arrays": [], "num_rounds": "3"}, "num_rounds = '3': must be an integer"),
     ],
 )
 def test_wrong_arguments_leave_no_run_directory(
