@@ -569,6 +569,13 @@ class ScheduledStrategy(Strategy):
 
     def _check_model(self, arrays: ArrayRecord) -> None:
         """Refuse a first model that the wrapped strategy cannot aggregate; say what is odd."""
+        if not arrays and not self._free_form and not self._wrapped.own_start:
+            raise ConfigError(
+                "initial_arrays",
+                "an empty ArrayRecord",
+                "must have an array at least",
+                "fixed_shapes=False if clients bring the model",
+            )
         self._wrapped.check_model(ArraySpec.of(arrays))
         _note_odd_values(arrays)
 

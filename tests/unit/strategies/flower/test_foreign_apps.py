@@ -343,9 +343,27 @@ def test_model_that_the_clients_bring_replaces_an_empty_one() -> None:
     def client(message: Message) -> Message:
         return answer(message, lambda a: {"w": np.full(2, len(a) + 1.0, np.float32)})
 
-    result, records, _ = start(FedAvg(), [client] * 3, ArrayRecord())
-    assert all(record.stepped for record in records)
-    assert result.arrays["w"].numpy().tolist() == [2.0, 2.0]
+    class OwnRule(FedAvg):
+        def aggregate_train(self, *args: Any, **kwargs: Any) -> Any:
+            return super().aggregate_train(*args, **kwargs)
+
+    class OwnStart(FedAvg):
+        def start(self, *args: Any, **kwargs: Any) -> Result:
+            return super().start(*args, **kwargs)
+
+    settings: dict[str, Any] = {"fixed_shapes": False}
+    for strategy, more in ((FedAvg(), settings), (OwnRule(), {}), (OwnStart(), {})):
+        result, records, _ = start(strategy, [client] * 3, ArrayRecord(), **more)
+        assert all(record.stepped for record in records)
+        assert result.arrays["w"].numpy().tolist() == [2.0, 2.0]
+
+
+def test_an_empty_model_is_refused_where_nothing_is_known_to_fill_it(tmp_path: Path) -> None:
+    scheduled = schedule(FedAvg(), [], run_dir=tmp_path / "run")
+    text = r"an empty ArrayRecord.*must have an array at least \(fixed_shapes=False if clients"
+    with pytest.raises(ConfigError, match=text):
+        scheduled.start(ScriptedGrid([answer] * 3), ArrayRecord())
+    assert not (tmp_path / "run").exists()
 
 
 def test_part_of_a_model_is_refused_beside_whole_ones() -> None:
