@@ -7,6 +7,7 @@ import signal
 import sys
 
 from flower_scheduling.signals import end_on_interrupt, signals_of
+from flower_scheduling.startup import print_any_text
 
 from .restart import end_children, takes_work
 
@@ -23,6 +24,7 @@ _wants_toggle = False
 def client() -> None:
     """Run ``flower-client``; a signal is heeded from the first moment on."""
     end_on_interrupt()  # until the client heeds it
+    print_any_text()
     for toggle in signals_of("SIGUSR1"):
         signal.signal(toggle, remember_toggle)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core tells of every ordinary goodbye

@@ -6,12 +6,13 @@ import gc
 import sys
 
 from flower_scheduling.signals import EXIT_INTERRUPTED, end_on_interrupt, raise_on_interrupt
-from flower_scheduling.startup import without_collection
+from flower_scheduling.startup import print_any_text, without_collection
 
 
 def simulation() -> None:
     """Run ``flower-simulation``."""
     end_on_interrupt()
+    print_any_text()
     with without_collection():
         from .cli import main
 

@@ -6,11 +6,13 @@ import os
 import sys
 
 from flower_scheduling.signals import EXIT_INTERRUPTED, end_on_interrupt, raise_on_interrupt
+from flower_scheduling.startup import print_any_text
 
 
 def server() -> None:
     """Run ``flower-server``."""
     end_on_interrupt()
+    print_any_text()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core logs every ordinary goodbye
     # gRPC's handlers of fork() break worker processes of an app, such as PyTorch's loaders start.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -20,6 +22,7 @@ def server() -> None:
 def certs() -> None:
     """Run ``flower-certs``."""
     end_on_interrupt()
+    print_any_text()
     _run(".certs")
 
 

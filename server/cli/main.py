@@ -105,7 +105,7 @@ def _print_results(console: Console, run_dir: Path) -> None:
     later = sorted(run_dir.glob(STARTS), key=lambda folder: int(folder.name.partition("-")[2]))
     for folder in [run_dir, *later]:
         if (summary := folder / "summary.json").exists():
-            numbers = json.loads(summary.read_text())
+            numbers = json.loads(summary.read_text(encoding="utf-8"))
             numbers.pop("arms")
             console.print_json(json.dumps(numbers))
             click.echo(folder)
