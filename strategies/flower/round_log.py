@@ -56,7 +56,8 @@ class RoundLog:
             return
         self._count(record)
         now_s = time.monotonic()
-        due = record.accuracy is not None or now_s - self._logged_s >= self._every_s
+        evaluated = record.accuracy is not None or record.other_metrics is not None
+        due = evaluated or now_s - self._logged_s >= self._every_s
         if due and LOGGER.isEnabledFor(logging.INFO):
             self._logged_s = now_s
             what = "STEP" if record.buffered else "ROUND"
@@ -132,6 +133,8 @@ def round_text(record: RoundRecord) -> str:
         parts.append(f"accuracy {record.accuracy:.4f}")
     elif record.loss is not None:
         parts.append(f"loss {record.loss:.4g}")
+    elif record.other_metrics:
+        parts.append(metrics_text(record.other_metrics, _MAX_METRICS))
     if record.client_metrics:
         parts.append(f"on clients {metrics_text(record.client_metrics, _MAX_METRICS)}")
     parts.append(f"{len(record.available)} available, after {seconds(record.time_s)}")

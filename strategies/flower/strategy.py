@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_scheduling.client.wire.arrays import decode_array
-from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError
+from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError, one_line
 
 from ..base import SchedulingPolicy, check_count, check_real
 from ..deadline import AUTO, GivenDeadline
@@ -42,6 +42,7 @@ from .wrapped import WrappedStrategy
 
 _WARN_WITHOUT_STEP = 10
 _WARN_ALL_LATE = 3
+_MOST_NAMED = 5
 
 ROUNDS: Final = "rounds"
 """Mode in which a super arm is waited for."""
@@ -64,6 +65,7 @@ class _Run:
     channels: Channels | None = None  # in buffered mode
     learned: tuple[int, int] = (0, 0)  # their progress when the last step was over
     begin_s: float = math.nan  # when the first round's selection began
+    told_of_names: bool = False
     last_round: int = 0
     rounds_without_step: int = 0  # in a row
     rounds_all_late: int = 0  # likewise, for all selected clients
@@ -788,6 +790,7 @@ class ScheduledStrategy(Strategy):
             loss=_metric(metrics, "loss"),
             diverged=_is_odd(metrics, "loss"),
             client_metrics=finite_metrics(on_clients),
+            other_metrics=self._other_metrics(run, metrics),
         )
         run.last = record
         self._warn_all_late(run, record)
@@ -815,6 +818,16 @@ class ScheduledStrategy(Strategy):
                 run.rounds_without_step,
                 no_step,
             )
+
+    def _other_metrics(self, run: _Run, metrics: MetricRecord | None) -> Mapping[str, float] | None:
+        """Return what ``evaluate_fn`` calls otherwise than we do, if that is all; say so once."""
+        if not metrics or "accuracy" in metrics or "loss" in metrics:
+            return None
+        if not run.told_of_names:
+            run.told_of_names = True
+            names = ", ".join(list(map(one_line, metrics))[:_MOST_NAMED])
+            LOGGER.warning("no 'accuracy' or 'loss' among %s: the log alone shows these", names)
+        return finite_metrics(metrics)
 
     def _warn_all_late(self, run: _Run, record: RoundRecord) -> None:
         """Warn once when all selected clients miss the deadline round after round."""

@@ -510,6 +510,24 @@ def test_a_setting_of_no_use_is_refused(key: str, value: Any) -> None:
         ScheduledStrategy(FedAvg(), num_selected=2, tau_max_s=4.0, **{key: value})
 
 
+def test_metrics_of_other_names_are_shown_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = {"test_acc": 0.25, "test_loss": math.nan}
+    with caplog.at_level(logging.INFO, LOGGER.name):
+        _, records, _ = start(
+            FedAvg(),
+            [answer] * 3,
+            model({"w": np.zeros(3, np.float32)}),
+            evaluate_fn=lambda server_round, arrays: MetricRecord(metrics),
+        )
+    assert [(r.accuracy, r.loss, r.diverged) for r in records] == [(None, None, False)] * 3
+    said = [text for text in caplog.messages if "no 'accuracy' or 'loss'" in text]
+    assert len(said) == 1
+    assert said[0].startswith("no 'accuracy' or 'loss' among test_acc, test_loss: ")
+    lines = [text for text in caplog.messages if text.startswith("[ROUND")]
+    assert len(lines) == 3
+    assert all("; test_acc 0.25; 3 available" in line for line in lines)
+
+
 def test_start_of_ones_own_runs_the_rounds() -> None:
     class Mine(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Result:
