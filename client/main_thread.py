@@ -143,6 +143,7 @@ class ClientProcess:
 
     def _heed(self, signum: int) -> None:
         if signum in _STOPPING:
+            LOGGER.info("%s: stopped by %s", self._client.name, signal.Signals(signum).name)
             self._client.stop()
             return
         self._client.set_available(not self._client.available)

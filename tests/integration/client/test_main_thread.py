@@ -247,6 +247,7 @@ def test_what_an_app_does_to_its_process_is_over_with_the_message(client: Client
     assert reply.error.reason == "KeyboardInterrupt"
     assert client.log().count("still open") == 3
     assert client.end(signal.SIGINT) == 0
+    assert client.log().count("stopped by SIGINT") == 1
 
 
 @pytest.mark.parametrize(
