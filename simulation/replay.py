@@ -38,7 +38,8 @@ _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
     "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help=f"Parameters of --strategy; several with commas between. They are: {options_help()}.",
+    help="Parameters of --strategy; several with commas between. They are: "
+    f"{options_help(replayable)}.",
 )
 @click.option("--seeds", type=click.IntRange(min=2), default=100, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="All of it, for scripts.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import model_validator
@@ -161,11 +161,17 @@ def _lacks(spec: PolicySpec) -> set[str]:
     return {key for key, required in spec.parameters().items() if required} - given
 
 
-def options_help() -> str:
-    """Return a line that lists the parameters that ``strategy-option`` sets, with defaults."""
+def options_help(concerns: Callable[[str], bool] = lambda name: True) -> str:
+    """Return a line that lists the parameters that ``strategy-option`` sets, with defaults.
+
+    Parameters
+    ----------
+    concerns : callable
+        Takes a policy's name; tells whether it is to be listed.
+    """
     listed = []
     for name, spec in POLICIES.items():
-        if not _lacks(spec) and (options := spec.options()):
+        if concerns(name) and not _lacks(spec) and (options := spec.options()):
             shown = ", ".join(f"{kebab(key)}={value}".lower() for key, value in options.items())
             listed.append(f"{name} {shown}")
     return "; ".join(listed)
