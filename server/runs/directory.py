@@ -117,10 +117,20 @@ def lock_run(path: Path) -> filelock.BaseFileLock:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise ConfigError(
-            "run-dir", str(path), "must be a run that no other process writes"
-        ) from None
+        message = f"must be a run that no other process writes{_holder(path / '.lock')}"
+        raise ConfigError("run-dir", str(path), message) from None
     return lock
+
+
+def _holder(file: Path) -> str:
+    """Return which process holds a lock, where Linux knows it, to be put behind a sentence."""
+    with suppress(OSError):
+        inode = os.stat(file).st_ino
+        for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
+            found = re.search(rf" (\d+) \w+:\w+:{inode} ", line)
+            if found and int(found[1]):  # 0: of another namespace
+                return f" (process {found[1]} does)"
+    return ""
 
 
 def read_rounds(
