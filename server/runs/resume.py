@@ -289,6 +289,8 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, FileNotFoundError):
+            reason = f"it has no {file.name}"
         raise ConfigError(
             "resume", str(run_dir), f"must be the folder of a run ({reason})"
         ) from None

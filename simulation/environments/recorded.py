@@ -136,7 +136,7 @@ def require_run(path: Path) -> None:
         If it has no settings; it names the runs in the folder, if there are any.
     """
     if not (path / "config.toml").exists():
-        raise _no_run(path, "")
+        raise _no_run(path, " (it has no config.toml)")
 
 
 def open_run(path: Path) -> RecordedRun:
@@ -163,6 +163,8 @@ def open_run(path: Path) -> RecordedRun:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        if isinstance(error, FileNotFoundError):
+            reason = f"it has no {Path(error.filename).name}"
         raise _no_run(path, f" ({reason})") from None
     longest_s = LONGEST_S if tau_max_s == AUTO else tau_max_s
     run = RecordedRun(path, config, arms, num_rounds, strategy, num_selected, longest_s)

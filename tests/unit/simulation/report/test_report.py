@@ -802,7 +802,8 @@ def test_only_reports_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("spoil", "message", "code"),
     [
-        (lambda run: (run / "config.toml").unlink(), "must be a run directory", 2),
+        (lambda run: (run / "config.toml").unlink(), "a run directory (it has no config.toml)", 2),
+        (lambda run: (run / "arms.json").unlink(), "a run directory (it has no arms.json)", 2),
         (lambda run: (run / "config.toml").write_text("x = 1"), "must be a run directory", 2),
         (lambda run: (run / "arms.json").write_text("[3]"), "must be a run directory", 2),
         (
