@@ -24,7 +24,8 @@ STATE_FOLDER: Final = "superlink"
 """Folder of the run directory with the SuperLink's database, log and the submitted app."""
 # Settings of our streams, and why they are of no use here.
 _UNSUPPORTED: Final = {
-    "app": "use `flwr run` in its folder",
+    "app": "start that app by `flwr run . --stream` in its folder, on a SuperLink of your own, or "
+    "leave out --runtime superlink",
     "metrics": "see its own log",
     "deny-list": "SuperNodes have no names before their first answer",
     "max-clients": "it takes all SuperNodes",
