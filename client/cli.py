@@ -27,6 +27,7 @@ from flower_scheduling.errors import (
 )
 from flower_scheduling.extras import BUILT_IN_APP, require_extra
 from flower_scheduling.loading import load_object
+from flower_scheduling.usage import usage_text
 
 from .restart import begin_anew, take_slot_number, take_state
 from .slots import take_slot
@@ -71,7 +72,7 @@ def main(
     try:
         cli.main(args=arguments, prog_name="flower-client", standalone_mode=False, obj=available)
     except click.ClickException as error:
-        return fail(error.format_message(), EXIT_USAGE)
+        return fail(usage_text(error), EXIT_USAGE)
     except SchedulingError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:

@@ -15,11 +15,13 @@ from flower_scheduling.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_USAGE,
+    ConfigError,
     SchedulingError,
     fail,
 )
 from flower_scheduling.signals import EXIT_INTERRUPTED
 from flower_scheduling.strategies.flower import LOGGER
+from flower_scheduling.usage import usage_text
 
 from ..settings.base import Settings
 from ..settings.run import options_help, runnable_policies
@@ -48,7 +50,7 @@ def run_command(command: click.Command, arguments: Sequence[str] | None, name: s
     try:
         command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.ClickException as error:
-        return fail(error.format_message(), EXIT_USAGE)
+        return fail(usage_text(error), EXIT_USAGE)
     except SchedulingError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:
@@ -141,7 +143,16 @@ resume_option = click.option(
 
 
 def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that were given, by the keys of their settings."""
+    """Return the flags that were given, by the keys of their settings.
+
+    Raises
+    ------
+    ConfigError
+        If the run directory is empty: that may be a variable of a script that was not set.
+    """
+    if flags.get("run_dir") == "":
+        message = "must be a folder; without the flag it is a new one in runs/"
+        raise ConfigError("run-dir", "", message)
     return {key.replace("_", "-"): value for key, value in flags.items() if value is not None}
 
 

@@ -114,3 +114,10 @@ def test_a_client_that_begins_anew_keeps_its_number(tmp_path: Path) -> None:
     number, lock = take_slot(tmp_path, 3, first=9)  # of a run with more of them
     assert number == 0
     lock.release()
+
+
+def test_a_mistyped_flag_is_answered_with_the_one_most_like_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert client_main(["--nam", "x"]) == 2
+    assert capsys.readouterr().err == "error: No such option '--nam'. (did you mean --name?)\n"

@@ -18,8 +18,10 @@ from waiting import PATIENCE_S
 
 from flower_scheduling.server.runs.directory import default_run_dir
 from flower_scheduling.server.runtimes.signals import stoppable
-from flower_scheduling.server.settings.run import idle_settings
+from flower_scheduling.server.settings.run import idle_settings, options_help
 from flower_scheduling.simulation.cli import main
+from flower_scheduling.simulation.engine.replayer import replayable
+from flower_scheduling.strategies import POLICIES
 
 pytestmark = pytest.mark.usefixtures("mnist")
 
@@ -102,6 +104,8 @@ BAD_INPUT = {
     "--aggregation fedadam --aggregation-option eta=fast": "eta must be a finite float",
     "--aggregation multikrum --aggregation-option num-malicious-nodes=2": "at least 7",
     "--no-such-flag": "No such option",
+    "--nam-clients 5": "No such option '--nam-clients'. (did you mean --num-clients?)",
+    "--run-dir=": "run-dir = '': must be a folder; without the flag",
     "frobnicate": "No such command",
     "--rounds 3 compare": "--rounds belongs behind compare",
     "compare --strategy random": "--strategies",
@@ -312,3 +316,15 @@ def test_settings_that_no_policy_takes_are_told(
     assert len(found) == len(lines)
     for line, expected in zip(found, lines, strict=True):
         assert line.startswith(expected)
+
+
+def test_replay_lists_the_parameters_of_those_that_it_replays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["replay", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    listed = words.partition("They are: ")[2].partition(". --seeds")[0]
+    named = {part.split()[0] for part in listed.split("; ")}
+    assert "kl-ucb" in named
+    assert named <= set(filter(replayable, POLICIES))
+    assert any(f"{name} " in options_help() for name in POLICIES if not replayable(name)), "others"
