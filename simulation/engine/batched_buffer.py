@@ -11,7 +11,7 @@ import numpy as np
 
 from flower_scheduling.strategies import RoundContext, RoundOutcome
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray, Selection
-from flower_scheduling.strategies.flower.buffered import GIVE_UP, StepWeights
+from flower_scheduling.strategies.flower.buffer.steps import GIVE_UP, StepWeights
 
 from .batched import BatchedRun, WeightArray
 

@@ -1,7 +1,7 @@
 """The adapter: schedule the clients of any Flower strategy."""
 
 from .arm_table import Arm, ArmTable
-from .channels import ChannelGrid
+from .buffer.channel_grid import ChannelGrid
 from .following import Follower, RecordingOptions, StartedRun, followed_by
 from .grids import OwnGrid
 from .rate_limited_log import RateLimitedLog

@@ -22,7 +22,7 @@ from ..base import SchedulingPolicy, check_count, check_real
 from ..deadline import AUTO, GivenDeadline
 from ..fairness import FloorRule
 from .arm_table import ArmTable
-from .buffered import BufferedStep, BufferOptions, Channels
+from .buffer.steps import BufferedStep, BufferOptions, Channels
 from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow
 from .membership import Membership

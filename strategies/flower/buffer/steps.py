@@ -24,7 +24,7 @@ from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.protocol import REPEAT, REPORT, REQUEST
 from flower_scheduling.errors import ConfigError, SchedulingError, TooFewClientsError
 
-from ..base import (
+from ...base import (
     BoolArray,
     Explanation,
     FloatArray,
@@ -34,15 +34,15 @@ from ..base import (
     check_count,
     check_real,
 )
-from .channels import ChannelGrid
-from .grids import SelectedNodesGrid
-from .record import ArmResult, RoundRecord
-from .replies import ArraySpec, Update
-from .reply_sorter import ODD
-from .round import ModelStep, RoundParts, set_ttl
+from ..grids import SelectedNodesGrid
+from ..record import ArmResult, RoundRecord
+from ..replies import ArraySpec, Update
+from ..reply_sorter import ODD
+from ..round import ModelStep, RoundParts, set_ttl
+from ..timed_grid import Exchange
+from ..wrapped import has_own, quorum_of, strategies_of
+from .channel_grid import ChannelGrid
 from .staleness import rebased
-from .timed_grid import Exchange
-from .wrapped import has_own, quorum_of, strategies_of
 
 STALE: Final = "stale"
 """Failure of an update that began from too old a model."""

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 
 from flower_scheduling._flwr import take_identity
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
-from flower_scheduling.strategies.flower.staleness import rebased
+from flower_scheduling.strategies.flower.buffer.staleness import rebased
 
 AnyArray = np.ndarray[Any, Any]
 

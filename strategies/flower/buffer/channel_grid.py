@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from flwr.app import Message
 
-from .timed_grid import Exchange, TimedExchange
+from ..timed_grid import Exchange, TimedExchange
 
 
 @runtime_checkable

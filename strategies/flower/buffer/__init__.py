@@ -1,0 +1,1 @@
+"""Buffered mode: channels that are refilled one by one, and updates of earlier models."""
