@@ -238,7 +238,7 @@ class ScheduledStrategy(Strategy):
         if mode == ROUNDS and buffer_size is not None:
             raise ConfigError("buffer_size", buffer_size, f'needs mode="{BUFFERED}"')
         if mode == BUFFERED and num_spare:
-            message = 'needs mode="rounds": a free channel waits for nobody'
+            message = 'needs mode="rounds": a free channel waits for no client'
             raise ConfigError("num_spare", num_spare, message)
         check_count("num_selected", num_selected, minimum=1)
         check_count("seed", seed, minimum=0)
