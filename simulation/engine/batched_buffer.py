@@ -63,20 +63,19 @@ class BufferedRun(BatchedRun):
         asked: Counter[int] = Counter()
         num_ends = 0
         while len(delivered) < self._size and num_ends < GIVE_UP * self._size:
-            available = self._fill(t, asked)
+            self._fill(t, asked)
             if not self._under_way:
-                if available.any():
-                    continue
+                self._fill(t, asked)  # once more, as after a wait for clients
+            if not self._under_way:
                 break
             delivered += self._end()
             num_ends += 1
         if delivered:
             self._step_from(delivered)
 
-    def _fill(self, t: int, asked: Counter[int]) -> BoolArray:
-        """Give each free channel to an idle client; return those that are idle after it."""
+    def _fill(self, t: int, asked: Counter[int]) -> None:
+        """Give each free channel to an idle client, as far as the policy wants it."""
         config = self._config
-        available = np.zeros(config.num_clients, dtype=np.bool_)
         while len(self._under_way) < config.num_selected:
             self._decisions += 1
             draw = self._environment.round(self._decisions)
@@ -99,8 +98,6 @@ class BufferedRun(BatchedRun):
             end_s = self._time_s + (time_s if on_time else self._deadline_s)
             heapq.heappush(self._under_way, (end_s, self._sent, work))
             self._at_work[arm] = True
-            available = available & ~self._at_work
-        return available
 
     def _end(self) -> list[_Delivered]:
         """Let the next piece of work end; return its update, if it can be used."""

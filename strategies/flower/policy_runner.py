@@ -329,11 +329,8 @@ class PolicyRunner:
             self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
         if late_rtt_s and queue is not None and isinstance(self.policy, QueuePolicy):
             member = selection.context.member
-            owed = (
-                self.policy.min_participation
-                if member is None
-                else member * (self.policy.min_participation)
-            )
+            floors = self.policy.min_participation
+            owed = floors if member is None else floors * member
             late = list(late_rtt_s)
             self.policy.virtual_queue[late] = (queue + owed)[late]
 

@@ -193,16 +193,8 @@ class TimedGrid(GridWrapper):
         """Push the messages and poll until enough are answered or the deadline has passed."""
         messages = list(messages)
         start = self._clock()
-        # A grid that refuses the whole push (message too large) returns fewer ids than messages.
-        pushed = list(self._grid.push_messages(messages))
-        ids: list[str | None] = [*pushed, *[None] * (len(messages) - len(pushed))]
-        pending: dict[str, int] = {}
-        for i, (message_id, message) in enumerate(zip(ids, messages, strict=True)):
-            if message_id:
-                pending[message_id] = i
-                expiry = start + message.metadata.ttl
-                self._unanswered[message_id] = (message.metadata.dst_node_id, expiry)
-
+        ids = self._push(messages, start)
+        pending = {message_id: i for i, message_id in enumerate(ids) if message_id}
         answers: dict[int, tuple[Message, float]] = {}
         early = False
         while pending and not early:
@@ -242,15 +234,23 @@ class TimedGrid(GridWrapper):
         """Push messages that are not waited for."""
         messages = list(messages)
         begin_s = self._clock()
-        pushed = list(self._grid.push_messages(messages))
-        ids: list[str | None] = [*pushed, *[None] * (len(messages) - len(pushed))]
-        for message_id, message in zip(ids, messages, strict=True):
+        for message_id, message in zip(self._push(messages, begin_s), messages, strict=True):
             node_id = message.metadata.dst_node_id
             if message_id:
-                self._unanswered[message_id] = node_id, begin_s + message.metadata.ttl
                 self._dispatched[message_id] = node_id, begin_s, begin_s + timeout_s
             else:
                 self._undeliverable.append(Exchange(node_id, None, None, UNDELIVERABLE))
+
+    def _push(self, messages: Sequence[Message], now_s: float) -> list[str | None]:
+        """Push messages; return their ids, ``None`` for those that the grid would not take."""
+        # A grid that refuses the whole push (message too large) returns fewer ids than messages.
+        pushed = list(self._grid.push_messages(messages))
+        ids: list[str | None] = [*pushed, *[None] * (len(messages) - len(pushed))]
+        for message_id, message in zip(ids, messages, strict=True):
+            if message_id:
+                expiry_s = now_s + message.metadata.ttl
+                self._unanswered[message_id] = message.metadata.dst_node_id, expiry_s
+        return ids
 
     def next_ended(self, wait_s: float) -> list[Exchange]:
         """Poll for replies to dispatched messages; the interval is the resolution here, too."""

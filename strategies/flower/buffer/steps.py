@@ -398,13 +398,16 @@ class Channels:
         while len(one.delivered) < self._options.size and len(one.results) < most:
             self._fill(one, arrays, config, begin_s)
             if not self._ended:
-                if not self._work and not self._wait(one):
+                if not self._work and not self._wait(one, arrays, config, begin_s):
                     break
                 free = len(self._work) < self._parts.policy.num_selected
                 self._ended.extend(self._grid.next_ended(_LOOK_S if free else math.inf))
             if self._ended:
                 self._end(one, self._ended.popleft())
         self._show_model(one, arrays, config)
+        table = self._parts.membership.table
+        one.available = np.flatnonzero(table.available).tolist()
+        one.absent = np.flatnonzero(~table.member).tolist()
         if one.deadline_s is None and self._parts.deadline.is_found:
             one.deadline_s = self._parts.deadline.level_s
         if self._parts.explain:
@@ -431,8 +434,6 @@ class Channels:
             parts.timed.begin_round(self._decisions)
             parts.sync()
             table = parts.membership.table
-            one.available = np.flatnonzero(table.available).tolist()
-            one.absent = np.flatnonzero(~table.member).tolist()
             selection = parts.policy.ask_one(table, [work.arm for work in self._work.values()])
             found = np.flatnonzero(selection.mask)
             if not found.size:
@@ -491,15 +492,22 @@ class Channels:
             (node,) = self._parts.membership.table.node_ids([arm])
             self._configured(one, node, arrays, config)
 
-    def _wait(self, one: BufferedStep) -> bool:
-        """Wait for a client, with nothing at work; tell whether there is one."""
+    def _wait(
+        self, one: BufferedStep, arrays: ArrayRecord, config: ConfigRecord, begin_s: float
+    ) -> bool:
+        """Wait for a client, with nothing at work; tell whether one has got a channel.
+
+        None has either where the policy selects none of those that are there: to ask it again at
+        once would be of no use.
+        """
         parts = self._parts
         parts.membership.wait_for(parts.timed, 1, f"step {one.number}")
         parts.grow()
-        table = parts.membership.table
-        if not table.num_available:
-            one.no_step = "nobody-available"
-        return bool(table.num_available)
+        self._fill(one, arrays, config, begin_s)
+        if not self._work:
+            there = parts.membership.table.num_available
+            one.no_step = "quorum" if there else "nobody-available"
+        return bool(self._work)
 
     def _end(self, one: BufferedStep, exchange: Exchange) -> None:
         """Take what became of a piece of work; the policy learns from it."""

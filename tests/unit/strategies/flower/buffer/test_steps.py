@@ -31,7 +31,10 @@ from scripted_grid import Client, ScriptedGrid, erring
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES, REPEAT, REQUEST
 from flower_scheduling.errors import ConfigError, NoStepError
+from flower_scheduling.strategies import RoundContext, SchedulingPolicy
+from flower_scheduling.strategies.base import BoolArray
 from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy
+from flower_scheduling.strategies.selection import top_arms
 
 
 def adding(value: float = 1.0, num_examples: int = 10) -> Client:
@@ -201,6 +204,21 @@ def test_step_without_clients_is_waited_for_within_its_bound() -> None:
     assert records[-1].no_step == "nobody-available"
     assert records[-1].results == []
     assert records[0].stepped
+
+
+class Picky(SchedulingPolicy):
+    """Selects no client but in its first ten pieces of work."""
+
+    def _select(self, context: RoundContext) -> BoolArray:
+        if context.round > 10:
+            return np.zeros_like(context.available)
+        return top_arms((), context.available, self.num_selected, self._rng)
+
+
+def test_policy_that_selects_none_of_those_there_ends_the_step_and_not_the_server() -> None:
+    _, records, _, _ = run([adding()] * 3, policy=Picky, rounds=15, buffer_size=1)
+    assert [record.no_step for record in records][-3:] == ["quorum"] * 3
+    assert sum(len(record.results) for record in records) in (10, 11), "those at work still end"
 
 
 def test_client_asked_twice_in_a_step_draws_other_minibatches() -> None:
