@@ -30,6 +30,7 @@ METRICS: Final[Mapping[str, str]] = {
     "round/slowest_arm": "Client that was waited for longest, by index in `arms.json`",
     "model/accuracy": "Test accuracy, where evaluated",
     "model/loss": "Test loss, where evaluated",
+    "clients/<metric>": "What clients find when they evaluate, as the strategy averages it",
     "floors/worst_shortfall": "Largest floor minus share of rounds so far, 0 if all are met",
     "floors/most_owed": "Longest virtual queue [rounds]",
     "failures/<kind>": "Failures of this kind so far, from the first one on",
@@ -95,6 +96,10 @@ class RoundMetrics:
             "model/accuracy": record.accuracy,
             "model/loss": record.loss,
             **self._owed(record),
+            **{
+                f"clients/{_part(name, place)}": value
+                for place, (name, value) in enumerate(sorted((record.client_metrics or {}).items()))
+            },
             **{f"failures/{kind}": count for kind, count in self.totals.failures.items()},
         }
         if record.num_arms <= MOST_CLIENTS:
@@ -145,12 +150,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _part(name: str, arm: int) -> str:
-    """Return a client's name as part of a metric's: MLflow takes few characters and no dots alone.
+def _part(name: str, index: int) -> str:
+    """Return a name as part of a metric's: MLflow takes few characters and no dots alone.
 
     A name that had to be changed gets its index, lest two become one.
     """
     part = _UNUSUAL.sub("_", name[:_LONGEST_NAME]).strip()
     if part == name and part.strip("."):
         return name
-    return f"{part.strip('.')}-{arm}"
+    return f"{part.strip('.')}-{index}"
