@@ -159,11 +159,11 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
             self.require("payload_bits", bits > 0, f"above 0, or '{MODEL_PAYLOAD}'")
         joins_at_round = np.ones(self.num_clients, dtype=np.int64)
         for client, join_round in self._events("joins", 2):
-            joins_at_round[int(client) - 1] = self._draw_of(join_round)
+            joins_at_round[int(client) - 1] = self.draw_of(join_round)
         slow_from_round = np.ones(self.num_clients, dtype=np.int64)
         slow_factor = np.ones(self.num_clients)
         for client, slow_round, factor in self._events("slowdowns", 3):
-            slow_from_round[int(client) - 1] = self._draw_of(slow_round)
+            slow_from_round[int(client) - 1] = self.draw_of(slow_round)
             slow_factor[int(client) - 1] = factor
         distances = None
         if self.distances_m:
@@ -184,7 +184,7 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
             distance_m=distances,
         )
 
-    def _draw_of(self, server_round: float) -> int:
+    def draw_of(self, server_round: float) -> int:
         """Return the environment's draw with which a round begins: of channels each has its own."""
         per_round = (
             (self.buffer_size or (self.num_selected + 1) // 2) if self.mode == "buffered" else 1

@@ -23,6 +23,7 @@ __all__ = [
     "partition_by_label",
     "partition_dirichlet",
     "partition_iid",
+    "partition_own_labels",
     "partition_sizes",
 ]
 
@@ -228,6 +229,58 @@ def partition_dirichlet(
     return [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
 
 
+def partition_own_labels(
+    labels: LabelArray,
+    num_partitions: int,
+    rng: np.random.Generator,
+    num_owners: int,
+    num_labels: int,
+) -> list[IndexArray]:
+    """Give some labels to the first clients alone, and all others, alike, to the rest.
+
+    What stragglers know that no other client knows: where the first clients are the slow ones, a
+    model that is trained without them never sees those labels.
+
+    Parameters
+    ----------
+    labels : (num_samples,) integer
+        Label of every sample.
+    num_partitions : int, >= 2
+        Number of clients K.
+    rng : numpy.random.Generator
+        Source of the shuffles.
+    num_owners : int, in [1, num_partitions - 1]
+        Clients 1, 2, ... that hold the labels of their own, in equal parts.
+    num_labels : int, in [1, number of labels - 1]
+        How many labels these are: the last ones.
+
+    Returns
+    -------
+    list of num_partitions int64 arrays
+        Sorted sample indices per client.
+
+    Raises
+    ------
+    ClientConfigError
+        If a number is out of range, or there are too few samples.
+    """
+    classes = np.unique(labels)
+    for what, number, most in (
+        ("clients", num_owners, num_partitions - 1),
+        ("labels", num_labels, len(classes) - 1),
+    ):
+        if not 1 <= number <= most:
+            raise ClientConfigError(
+                f"own-labels for {number} {what}: must be from 1 to {most}, one less than there are"
+            )
+    own = np.isin(labels, classes[-num_labels:])
+    parts: list[IndexArray] = []
+    for held, clients in ((own, num_owners), (~own, num_partitions - num_owners)):
+        indices = np.flatnonzero(held)
+        parts += [indices[part] for part in partition_iid(indices, clients, rng)]
+    return parts
+
+
 def _require_positive(sizes: Iterable[int]) -> None:
     for size in sizes:
         if size < 1:
@@ -299,6 +352,15 @@ def _build_dirichlet(
     return partition_dirichlet(labels, num_partitions, rng, alpha, *min_size)
 
 
+def _build_own_labels(
+    labels: LabelArray, num_partitions: int, rng: np.random.Generator, arguments: Arguments
+) -> list[IndexArray]:
+    numbers = _integers("own-labels", arguments)
+    if len(numbers) != 2:
+        raise _usage_error("own-labels", arguments)
+    return partition_own_labels(labels, num_partitions, rng, *numbers)
+
+
 # By the name that command line and TOML use.
 PARTITIONERS: Final[Mapping[str, PartitionerSpec]] = {
     spec.name: spec
@@ -321,6 +383,12 @@ PARTITIONERS: Final[Mapping[str, PartitionerSpec]] = {
             "dirichlet:ALPHA[,MIN_SIZE]",
             "labels shared in Dirichlet proportions; the smaller alpha, the more skewed",
             _build_dirichlet,
+        ),
+        PartitionerSpec(
+            "own-labels",
+            "own-labels:CLIENTS,LABELS",
+            "the last labels are held by the first clients alone, the others by the rest alike",
+            _build_own_labels,
         ),
     )
 }
@@ -376,7 +444,12 @@ def check_partitioner(partitioner: str) -> None:
         If the name is unknown or the numbers do not fit it.
     """
     name, _, text = partitioner.strip().partition(":")
-    num_partitions = text.count(",") + 1 if name.strip() == "sizes" else 3
+    arguments = text.split(",")
+    num_partitions = 3
+    if name.strip() == "sizes":
+        num_partitions = len(arguments)
+    elif name.strip() == "own-labels":
+        num_partitions = max(_integers("own-labels", arguments)[0] + 1, 2)
     build_partition(partitioner, np.tile(np.arange(10), 6000), num_partitions, 0)
 
 

@@ -38,8 +38,13 @@ _QUICK_SEEDS: Final = 10
     help="May be given several times. Default: all that can do with times alone, or with "
     "--training the leading ones and those to beat.",
 )
+@click.option("--training", is_flag=True, help="Seconds to an accuracy instead.")
 @click.option(
-    "--training", is_flag=True, help="Seconds to an accuracy instead, on three kinds of data."
+    "--task",
+    "tasks",
+    multiple=True,
+    type=click.Choice(list(training_track.TASKS)),
+    help="With --training: this one; may be given several times. Default: all.",
 )
 @click.option(
     "--mode",
@@ -48,15 +53,22 @@ _QUICK_SEEDS: Final = 10
 )
 @click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds: wide intervals.")
 @click.option("--seeds", type=click.IntRange(min=2), help="Instead of the scenarios' own numbers.")
+@click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    help="With --training: seeds from this one on, which no constant has seen. Default: 0.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/league).")
 @processes_option
 def benchmark(
     names: Sequence[str],
     policies: Sequence[str],
     training: bool,
+    tasks: Sequence[str],
     mode: str | None,
     quick: bool,
     seeds: int | None,
+    first_seed: int | None,
     out: Path | None,
     processes: int,
 ) -> None:
@@ -68,10 +80,19 @@ def benchmark(
     if training:
         if names:
             raise click.UsageError("--training has data of its own: leave out --scenario")
-        _train(policies, mode, seeds or _QUICK_SEEDS, out, processes)
+        first = first_seed or 0
+        chosen_seeds = range(first, first + (seeds or _QUICK_SEEDS))
+        _train(tasks, policies, mode, chosen_seeds, out, processes)
         return
-    if mode is not None:
-        raise click.UsageError("--mode needs --training: what is compared here is time in rounds")
+    for flag, given in (
+        ("--mode", mode is not None),
+        ("--task", bool(tasks)),
+        ("--first-seed", first_seed is not None),
+    ):
+        if given:
+            raise click.UsageError(
+                f"{flag} needs --training: what is compared here is time in rounds"
+            )
     scenarios = [Scenario.load(name) for name in dict.fromkeys(names or suite())]
     stems = [each.name for each in scenarios]
     if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
@@ -92,14 +113,20 @@ def benchmark(
 
 
 def _train(
-    policies: Sequence[str], mode: str | None, num_seeds: int, out: Path, processes: int
+    tasks: Sequence[str],
+    policies: Sequence[str],
+    mode: str | None,
+    seeds: Sequence[int],
+    out: Path,
+    processes: int,
 ) -> None:
     for name in policies:
         ServerConfig(strategy=name)  # refuses what a run refuses
     wanted = training_track.contestants_of(policies, mode)
     fetch_data()
-    results = run_shown(training_track.jobs_of(wanted, num_seeds), out, processes)
-    found = training_track.rows(wanted, num_seeds, results)
+    chosen = tasks or list(training_track.TASKS)
+    results = run_shown(training_track.jobs_of(chosen, wanted, seeds), out, processes)
+    found = training_track.rows(chosen, wanted, seeds, results)
     console = Console()
     console.print(training_track.table(found))
     path = out / "training.json"

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from rich.table import Table
+
+from flower_scheduling.strategies.base import IntArray
+from flower_scheduling.strategies.deadline import AUTO
 
 from ..jobs import Arrays, Job
 from ..settings import SCENARIOS, SimulationConfig
 from ..theory.estimate import estimate
 from .tasks import policy_code
+
+if TYPE_CHECKING:
+    from ..engine.batched import TrainingCurve
 
 # No policy of the registry but the optimum of the paper's linear program, which knows the law of
 # every time.
@@ -95,6 +101,13 @@ class TrainingTask:
     settings: Mapping[str, Any]
 
 
+_MIXED: Final[Mapping[str, Any]] = {
+    **SCENARIOS["ideal"],
+    **{"scenario": "ideal", "rounds": 1500, "eval-every": 10, "fairness": "equal:0.1"},
+    **{"batch-size": 16, "local-steps": 10, "learning-rate": 0.02},
+}
+_SLOWDOWNS: Final = ",".join(f"{client}:{50 * (21 - client)}:10" for client in range(20, 14, -1))
+
 TASKS: Final = {
     "paper": TrainingTask(
         "the paper's: five digits each at two of ten, one at the others",
@@ -104,17 +117,33 @@ TASKS: Final = {
     "dirichlet": TrainingTask(
         "Dirichlet, 0.1: a mixture of its own at each of twenty",
         0.86,
-        {
-            **SCENARIOS["ideal"],
-            **{"scenario": "ideal", "rounds": 1500, "eval-every": 10, "fairness": "equal:0.1"},
-            **{"partitioner": "dirichlet:0.1", "batch-size": 16, "local-steps": 10},
-            "learning-rate": 0.02,
-        },
+        {**_MIXED, "partitioner": "dirichlet:0.1"},
     ),
     "alike": TrainingTask(
         "the same at each of twenty",
         0.78,
         {**SCENARIOS["ideal"], "scenario": "ideal", "rounds": 3000, "fairness": "none"},
+    ),
+    # Computing speed grows with a client's number: the first fifth are the stragglers.
+    "stragglers": TrainingTask(
+        "two digits at the slowest fifth alone",
+        0.88,
+        {**_MIXED, "partitioner": "own-labels:4,2", "tau-max-s": 20.0},
+    ),
+    "drifting": TrainingTask(
+        "Dirichlet, 0.3, and the fastest become ten times slower",
+        0.88,
+        {**_MIXED, "partitioner": "dirichlet:0.3", "slowdowns": _SLOWDOWNS, "tau-max-s": 20.0},
+    ),
+    "failing": TrainingTask(
+        "Dirichlet, 0.3, and every other client fails three times in ten",
+        0.86,
+        {
+            **_MIXED,
+            "partitioner": "dirichlet:0.3",
+            "failure-probability": ",".join(["0.3", "0"] * 10),
+            "tau-max-s": 20.0,
+        },
     ),
 }
 
@@ -135,7 +164,9 @@ def contestants_of(policies: Sequence[str], mode: str | None) -> list[Contestant
     return [each for each in [*shown, *others] if mode in (None, each.mode)]
 
 
-def jobs_of(contestants: Sequence[Contestant], num_seeds: int) -> list[Job]:
+def jobs_of(
+    tasks: Sequence[str], contestants: Sequence[Contestant], seeds: Sequence[int]
+) -> list[Job]:
     """Return the jobs: one run per task, contestant and seed."""
     return [
         Job(
@@ -144,72 +175,81 @@ def jobs_of(contestants: Sequence[Contestant], num_seeds: int) -> list[Job]:
             _JOB_S,
             "" if each.policy == LINEAR_PROGRAM else policy_code(each.policy),
         )
-        for task in TASKS
+        for task in tasks
         for each in contestants
         if _eligible(task, each)
-        for seed in range(num_seeds)
+        for seed in seeds
     ]
 
 
 def rows(
-    contestants: Sequence[Contestant], num_seeds: int, results: Mapping[str, Arrays]
+    tasks: Sequence[str],
+    contestants: Sequence[Contestant],
+    seeds: Sequence[int],
+    results: Mapping[str, Arrays],
 ) -> list[dict[str, Any]]:
     """Return one row per task and contestant; ``reached`` counts the runs that reached the target.
 
     Of a policy that did not reach it in some run, seconds and rounds are ``None``: a mean over the
-    others would flatter it.
+    others would flatter it. ``slowest_quarter`` is the accuracy of the model with which a run
+    ended on the data of the slowest quarter of the clients, the mean of theirs.
     """
     found = []
-    for task, each in ((t, c) for t in TASKS for c in contestants if _eligible(t, c)):
-        runs = [results[_stem(task, each, seed)] for seed in range(num_seeds)]
+    for task, each in ((t, c) for t in tasks for c in contestants if _eligible(t, c)):
+        runs = [results[_stem(task, each, seed)] for seed in seeds]
         seconds = np.array([float(run["seconds"]) for run in runs])
         rounds = np.array([float(run["rounds"]) for run in runs])
         reached = int(np.isfinite(seconds).sum())
-        whole = estimate(seconds) if reached == num_seeds else None
+        whole = estimate(seconds) if reached == len(seeds) else None
         found.append(
             {
                 "course": task,  # the key of files written before
                 "policy": each.name,
                 "target": TASKS[task].target,
                 "reached": reached,
-                "runs": num_seeds,
+                "runs": len(seeds),
                 "seconds": whole and round(whole.mean, 1),
                 "low": whole and round(whole.low, 1),
                 "high": whole and round(whole.high, 1),
                 "rounds": whole and round(float(rounds.mean()), 1),
                 "best_accuracy": round(float(np.mean([run["best"] for run in runs])), 4),
+                "slowest_quarter": round(float(np.mean([run["slowest"] for run in runs])), 4),
             }
         )
     return found
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the rows as a table for the terminal."""
-    shown = Table(title="Seconds to an accuracy")
-    shown.add_column("policy")
-    for name, task in TASKS.items():
-        shown.add_column(f"{name}, {task.target:.0%}", justify="right")
-    for name, cells in _cells(found):
-        shown.add_row(name, *cells)
+    """Return the rows as a table for the terminal, a section per task."""
+    shown = Table(
+        title="Seconds to an accuracy",
+        caption="slowest: accuracy then on the data of the slowest quarter of the clients",
+    )
+    shown.add_column("policy", no_wrap=True)
+    shown.add_column("seconds (95 %)", justify="right")
+    shown.add_column("slowest", justify="right")
+    last = None
+    for row in found:
+        if row["course"] != last:
+            last = row["course"]
+            shown.add_section()
+            shown.add_row(f"[bold]{last}[/], to {row['target']:.0%}")
+        shown.add_row(f"  {row['policy']}", _cell(row), _slowest(row))
     return shown
 
 
 def markdown(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a table for documentation."""
-    titles = [f"{task.name}; to {task.target:.0%}" for task in TASKS.values()]
-    lines = [
-        f"| policy | {' | '.join(titles)} |",
-        "|---" * (len(titles) + 1) + "|",
-        *(f"| `{name}` | {' | '.join(cells)} |" for name, cells in _cells(found)),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _cells(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the cells of each policy, one per task."""
+    """Return the rows as two tables for documentation: seconds, and the slowest quarter."""
+    tasks = {name: task for name, task in TASKS.items() if any(r["course"] == name for r in found)}
     by_place = {(row["course"], row["policy"]): row for row in found}
-    names = list(dict.fromkeys(row["policy"] for row in found))
-    return [(name, [_cell(by_place.get((task, name))) for task in TASKS]) for name in names]
+    titles = [f"`{name}`, {task.target:.0%}" for name, task in tasks.items()]
+    lines = []
+    for cell in (_cell, _slowest):
+        lines += ["", f"| policy | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+        for name in dict.fromkeys(row["policy"] for row in found):
+            cells = [cell(by_place.get((task, name))) for task in tasks]
+            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines[1:]) + "\n"
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
@@ -218,6 +258,10 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     if row["seconds"] is None:
         return f"{row['reached']} of {row['runs']} runs"
     return f"{row['seconds']:.0f} ({row['low']:.0f} to {row['high']:.0f})"
+
+
+def _slowest(row: Mapping[str, Any] | None) -> str:
+    return "" if row is None else f"{row['slowest_quarter']:.3f}"
 
 
 def _stem(task: str, each: Contestant, seed: int) -> str:
@@ -230,7 +274,7 @@ def _eligible(task: str, each: Contestant) -> bool:
 
 
 def _train(task: str, each: Contestant, seed: int) -> Arrays:
-    from ..engine.batched import run_batched
+    from ..engine.batched import client_accuracies, run_batched
     from ..theory.linear_program import linear_program
 
     settings, target = TASKS[task].settings, TASKS[task].target
@@ -255,4 +299,15 @@ def _train(task: str, each: Contestant, seed: int) -> Arrays:
         "seconds": np.array(curve.time_s[first] if reached.any() else np.inf),
         "rounds": np.array(curve.rounds[first] if reached.any() else np.inf),
         "best": np.array(curve.accuracy.max()),
+        "slowest": np.array(client_accuracies(curve, _slowest_quarter(curve)).mean()),
     }
+
+
+def _slowest_quarter(curve: TrainingCurve) -> IntArray:
+    """Return the quarter of the clients whose expected time is longest when the run ends."""
+    config = curve.config
+    assert config.tau_max_s != AUTO
+    draw = config.draw_of(int(curve.rounds[-1]))
+    expected = config.environment(model_bits=1).expected_time_s(config.tau_max_s, draw)
+    slowest_first: IntArray = np.argsort(-expected, kind="stable")
+    return slowest_first[: -(-config.num_clients // 4)]

@@ -45,7 +45,13 @@ from flower_scheduling.strategies.registry import channel_params, find_policy
 from ..settings import SimulationConfig
 from .runner import Simulation
 
-__all__ = ["BatchedHook", "TrainingCurve", "compare_batched", "run_batched"]
+__all__ = [
+    "BatchedHook",
+    "TrainingCurve",
+    "client_accuracies",
+    "compare_batched",
+    "run_batched",
+]
 
 WeightArray: TypeAlias = NDArray[np.float32]
 
@@ -183,6 +189,36 @@ def compare_batched(
         for policy in policies
     }
     return {policy: [run_batched(run) for run in runs[policy]] for policy in runs}
+
+
+def client_accuracies(curve: TrainingCurve, clients: IntArray) -> FloatArray:
+    """Measure the final model of a run on the training data of some clients.
+
+    Parameters
+    ----------
+    curve : TrainingCurve
+        The run.
+    clients : (n,) int64, in [0, num_clients)
+        Whose data.
+
+    Returns
+    -------
+    (n,) float64, in [0, 1]
+        Fraction of the images of each that is recognised.
+    """
+    config = curve.config
+    data = load_mnist(config.data_dir or None)
+    parts = build_partition(
+        config.partitioner, data.train_labels.numpy(), config.num_clients, config.seed
+    )
+    model = create_model(config.model, config.seed)
+    for key, values in curve.weights.items():
+        model.views[key][...] = values
+    found = [
+        evaluate(model, data.train_images[part], data.train_labels[part])[1]
+        for part in (torch.from_numpy(parts[client]) for client in clients.tolist())
+    ]
+    return np.array(found)
 
 
 class BatchedRun:

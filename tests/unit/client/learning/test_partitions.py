@@ -54,6 +54,27 @@ def test_given_sizes():
     assert sizes(build_partition(" sizes : 15 , 10 ", LABELS, 2, 0)) == [15, 10]
 
 
+def test_own_labels_are_held_by_the_first_clients_alone():
+    parts = build_partition("own-labels:2,3", LABELS, 5, 1)
+    held = [np.unique(LABELS[part]).tolist() for part in parts]
+    assert held == [[7, 8, 9]] * 2 + [[0, 1, 2, 3, 4, 5, 6]] * 3
+    assert len(set(sizes(parts)[:2])) == len(set(sizes(parts)[2:])) == 1
+    assert len(np.unique(np.concatenate(parts))) == sum(sizes(parts)) > 0.99 * len(LABELS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("own-labels:5,2", "5 clients: must be from 1 to 4"),
+        ("own-labels:2,10", "10 labels: must be from 1 to 9"),
+        ("own-labels:2", "must read own-labels:CLIENTS,LABELS"),
+    ],
+)
+def test_own_labels_leave_something_to_the_others(text, message):
+    with pytest.raises((ClientConfigError, ConfigError), match=message):
+        build_partition(text, LABELS, 5, 0)
+
+
 def test_by_label_is_the_papers():
     parts = build_partition("by-label:1000,200", LABELS, 10, 3)
     held = [np.unique(LABELS[part]).tolist() for part in parts]
@@ -106,7 +127,7 @@ def test_a_partition_follows_from_its_seed():
         (
             "iidd",
             2,
-            "partitioner = 'iidd': must be one of iid, sizes, by-label, dirichlet"
+            "partitioner = 'iidd': must be one of iid, sizes, by-label, dirichlet, own-labels"
             " (did you mean iid?)",
         ),
         ("zzz", 2, "partitioner = 'zzz': must be one of iid, sizes, by-label, dirichlet"),
@@ -148,6 +169,16 @@ def test_registry_describes_itself():
 def test_texts_are_checked_without_data_at_hand() -> None:
     for text in ("iid", "iid:100", "sizes:1500,1000", "by-label:10000,1000", "dirichlet:0.3"):
         check_partitioner(text)
-    for text in ("foo", "iid:x", "sizes:", "dirichlet:foo", "dirichlet", "by-label:1,2,3", "iid:0"):
+    check_partitioner("own-labels:40,2")
+    for text in (
+        "foo",
+        "iid:x",
+        "sizes:",
+        "dirichlet:foo",
+        "dirichlet",
+        "by-label:1,2,3",
+        "iid:0",
+        "own-labels:x,1",
+    ):
         with pytest.raises((ConfigError, ClientConfigError)):
             check_partitioner(text)

@@ -216,6 +216,18 @@ def test_the_final_weights_have_the_final_accuracy(mnist):
     assert curve.loss[-1] == pytest.approx(loss, rel=1e-5)
 
 
+def test_the_final_model_on_the_data_of_single_clients(mnist):
+    """Clients whose labels no other client trains are not recognised without them."""
+    config = make_config(
+        **{**SMALL, "num_selected": 2, "partitioner": "own-labels:2,5", "rounds": 60},
+        strategy="cs-ucb",
+        availability="0,0,1,1,1,1",
+    )
+    found = batched.client_accuracies(run_batched(config), np.arange(6))
+    assert found[:2].tolist() == [0.0, 0.0]
+    assert (found[2:] > 0.5).all()
+
+
 def test_evaluating_several_models_at_once_changes_nothing(monkeypatch):
     config = make_config(**{**SMALL, "eval_every": 1}, rounds=20)
     together = run_batched(config)
