@@ -36,6 +36,13 @@ def rows(file: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "wall"} for line in lines]
 
 
+def near(value: Any) -> Any:
+    """Return what equals a value of a record, a float to six digits."""
+    if isinstance(value, list):
+        return [near(each) for each in value]
+    return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+
+
 @pytest.mark.usefixtures("mnist")
 def test_a_simulation_goes_on_as_the_version_that_began_it(runs: Path) -> None:
     before = rows(runs / "simulation" / "rounds.jsonl")
@@ -43,7 +50,9 @@ def test_a_simulation_goes_on_as_the_version_that_began_it(runs: Path) -> None:
     assert main(["--resume", "simulation"]) == 0
     found = rows(runs / "simulation" / "rounds.jsonl")
     assert found[:25] == before
-    assert found[25:] == rows(runs / "continued.jsonl")
+    # Another kind of processor than the one that wrote it rounds the last digits otherwise.
+    for line, expected in zip(found[25:], rows(runs / "continued.jsonl"), strict=True):
+        assert line == {key: near(value) for key, value in expected.items()}
     assert json.loads((runs / "simulation" / "summary.json").read_text())["rounds"] == 40
 
 
