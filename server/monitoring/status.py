@@ -21,6 +21,7 @@ from ..runs.totals import RunTotals
 from ..transport.grid import StreamGrid
 from .alarms import AlarmLog
 
+_MAX_METRICS: Final = 3
 _MAX_ROWS: Final = 40  # arms in the table for people; ``--json`` has them all
 _NAME_WIDTH: Final = 20  # of a name, in a window in which failures want room too
 _AT_ONCE: Final = 100  # arms whose rows are made at a time
@@ -94,7 +95,8 @@ class ServerStatus(RoundCallback):
                 "round_s": last.round_s if last else None,
                 "deadline_s": self._deadline_s(last),
                 "accuracy": evaluated.accuracy if evaluated else None,
-                "loss": evaluated.loss if evaluated else None,
+                "loss": totals.loss,
+                "server_metrics": totals.server_metrics,
                 "client_metrics": totals.client_metrics,
                 "connected": len(nodes.names),
                 "available": len(nodes.names.keys() - nodes.busy - nodes.opted_out),
@@ -203,13 +205,15 @@ class _Nodes(NamedTuple):
 def status_table(status: Mapping[str, Any]) -> Table:
     """Return a status as a table for people: clients that are away first, then the slowest."""
     of = f" of {status['rounds']}" if status["rounds"] else ""
-    accuracy = "" if status["accuracy"] is None else f", accuracy {status['accuracy']:.4f}"
+    found = {"accuracy": status["accuracy"], "loss": status["loss"]}
+    found |= status["server_metrics"] or {}
+    metrics = [f", {key} {value:.4g}" for key, value in found.items() if value is not None]
     caption = (
         f"{status['connected']} connected, {status['available']} available, "
         f"{status['busy']} busy, {status['opted_out']} opted out, {status['refused']} refused"
     )
     caption += "\nshare of rounds against its floor; owed: virtual queue; round trips in seconds"
-    title = f"round {status['round']}{of}{accuracy}"
+    title = f"round {status['round']}{of}{escape(''.join(metrics[:_MAX_METRICS]))}"
     rows = sorted(status["arms"], key=lambda arm: (arm["connected"], -(arm.get("mean_rtt_s") or 0)))
     longest = max((cell_len(arm["name"]) for arm in rows[:_MAX_ROWS]), default=0)
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)

@@ -269,7 +269,7 @@ class RunView:
             "round_s": last.round_s if last else None,
             "steps": totals.steps,
             "accuracy": evaluated.accuracy if evaluated else None,
-            "loss": evaluated.loss if evaluated else None,
+            "loss": totals.loss,
             "client_metrics": totals.client_metrics,
             "client_metrics_round": totals.on_clients.round if totals.on_clients else None,
             "evaluated_round": evaluated.round if evaluated else None,

@@ -49,8 +49,9 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
     }
     if record.diverged:
         line["diverged"] = True
-    if record.client_metrics:
-        line["client_metrics"] = dict(record.client_metrics)
+    for name in _METRICS:
+        if metrics := getattr(record, name):
+            line[name] = dict(metrics)
     if record.buffered:
         line["buffered"] = True
     if record.late:
@@ -226,6 +227,7 @@ _BUFFERED_COLUMNS: Final[Mapping[str, Callable[[object], bool]]] = {
 }
 _ALL_COLUMNS: Final = {**_COLUMNS, **_BUFFERED_COLUMNS}
 _SIZES: Final = ("sent_bytes", "received_bytes")
+_METRICS: Final = ("client_metrics", "server_metrics")
 _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "round": _count,
     "time_s": _seconds,
@@ -242,13 +244,13 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     "accuracy": _or_none(_metric),
     "loss": _or_none(_metric),
     "diverged": _flag,
-    "client_metrics": _metrics,
+    **dict.fromkeys(_METRICS, _metrics),
     "scores": _or_none(_scores),
     **dict.fromkeys(_SIZES, _count),
     "deadline_s": _seconds,
     "late": _list_of(_count),
 }
-_LATER: Final = ("client_metrics", "scores", *_SIZES, "deadline_s", "late")
+_LATER: Final = (*_METRICS, "scores", *_SIZES, "deadline_s", "late")
 # Not listed above some number of arms, of few rounds, or not written by earlier versions
 _OPTIONAL: Final = (
     *("available", "absent", "no_step", "diverged", *_LATER, "buffered"),

@@ -98,9 +98,10 @@ class RunTotals:
         Failures of all arms by kind.
     failing : dict of int to (int, str)
         Arms whose last selection failed: how many in a row did, and the last one's kind.
-    last, evaluated, on_clients, best, target : RoundRecord or None
-        The last round, the last that was evaluated on the server and the last on clients, the one
-        with the best accuracy, and the first that reached the target.
+    last, evaluated, on_server, on_clients, best, target : RoundRecord or None
+        The last round, the last with an accuracy, the last that was evaluated on the server by any
+        metric, the last with metrics of clients, the one with the best accuracy, and the first
+        that reached the target.
     """
 
     def __init__(self, *, target_accuracy: float = 0.0) -> None:
@@ -112,6 +113,7 @@ class RunTotals:
         self.failing: dict[int, tuple[int, str]] = {}
         self.last: RoundRecord | None = None
         self.evaluated: RoundRecord | None = None
+        self.on_server: RoundRecord | None = None
         self.on_clients: RoundRecord | None = None
         self.best: RoundRecord | None = None
         self.target: RoundRecord | None = None
@@ -131,6 +133,9 @@ class RunTotals:
             self._count_arms(record)
             if record.client_metrics:
                 self.on_clients = record
+            measured = (record.accuracy, record.loss, record.server_metrics)
+            if record.diverged or any(each is not None for each in measured):
+                self.on_server = record
             if record.accuracy is None:
                 return
             self.evaluated = record
@@ -160,6 +165,16 @@ class RunTotals:
         return arm.selected / max(self.member_turns(arm), 1)
 
     @property
+    def loss(self) -> float | None:
+        """Loss of the last evaluation on the server; ``None``: there was none."""
+        return None if self.on_server is None else self.on_server.loss
+
+    @property
+    def server_metrics(self) -> dict[str, float] | None:
+        """Other metrics of the last evaluation on the server; ``None``: there was none."""
+        return None if self.on_server is None else dict(self.on_server.server_metrics or {}) or None
+
+    @property
     def client_metrics(self) -> dict[str, float] | None:
         """Metrics of the last evaluation on clients; ``None``: there was none."""
         return None if self.on_clients is None else dict(self.on_clients.client_metrics or {})
@@ -187,7 +202,8 @@ class RunTotals:
             "rounds": self.rounds,
             "time_s": self.last.time_s if self.last else 0.0,
             "accuracy": evaluated.accuracy if evaluated else None,
-            "loss": evaluated.loss if evaluated else None,
+            "loss": self.loss,
+            "server_metrics": self.server_metrics,
             "client_metrics": self.client_metrics,
             "best_accuracy": self.best.accuracy if self.best else None,
             "target_accuracy": self._target_accuracy or None,

@@ -88,9 +88,8 @@ class RoundRecord:
     client_metrics : mapping of str to float or None
         Of the new model on clients, as the wrapped strategy averages them; ``None`` in rounds
         without such an evaluation.
-    other_metrics : mapping of str to float or None
-        Of the new model on the server, where these are called otherwise than accuracy and loss; for
-        the log alone.
+    server_metrics : mapping of str to float or None
+        Of the new model on the server, beside accuracy and loss; ``None``: there is none.
     absent : list of int
         Arms that were owed nothing in this round, having left or being on leave.
     sent_bytes, received_bytes : int or None
@@ -127,7 +126,7 @@ class RoundRecord:
     received_bytes: int | None = None
     buffered: bool = False
     diverged: bool = False
-    other_metrics: Mapping[str, float] | None = field(default=None, compare=False)
+    server_metrics: Mapping[str, float] | None = None
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
     deadline_s: float | None = None

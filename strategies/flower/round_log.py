@@ -56,7 +56,7 @@ class RoundLog:
             return
         self._count(record)
         now_s = time.monotonic()
-        evaluated = record.accuracy is not None or record.other_metrics is not None
+        evaluated = record.accuracy is not None or record.server_metrics is not None
         due = evaluated or now_s - self._logged_s >= self._every_s
         if due and LOGGER.isEnabledFor(logging.INFO):
             self._logged_s = now_s
@@ -133,8 +133,8 @@ def round_text(record: RoundRecord) -> str:
         parts.append(f"accuracy {record.accuracy:.4f}")
     elif record.loss is not None:
         parts.append(f"loss {record.loss:.4g}")
-    elif record.other_metrics:
-        parts.append(metrics_text(record.other_metrics, _MAX_METRICS))
+    elif record.server_metrics:
+        parts.append(metrics_text(record.server_metrics, _MAX_METRICS))
     if record.client_metrics:
         parts.append(f"on clients {metrics_text(record.client_metrics, _MAX_METRICS)}")
     parts.append(f"{len(record.available)} available, after {seconds(record.time_s)}")

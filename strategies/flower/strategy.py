@@ -65,10 +65,10 @@ class _Run:
     channels: Channels | None = None  # in buffered mode
     learned: tuple[int, int] = (0, 0)  # their progress when the last step was over
     begin_s: float = math.nan  # when the first round's selection began
-    told_of_names: bool = False
     last_round: int = 0
     rounds_without_step: int = 0  # in a row
     rounds_all_late: int = 0  # likewise, for all selected clients
+    told_of_names: bool = False
     last: RoundRecord | None = None
 
 
@@ -790,7 +790,7 @@ class ScheduledStrategy(Strategy):
             loss=_metric(metrics, "loss"),
             diverged=_is_odd(metrics, "loss"),
             client_metrics=finite_metrics(on_clients),
-            other_metrics=self._other_metrics(run, metrics),
+            server_metrics=self._server_metrics(run, metrics),
         )
         run.last = record
         self._warn_all_late(run, record)
@@ -819,15 +819,16 @@ class ScheduledStrategy(Strategy):
                 no_step,
             )
 
-    def _other_metrics(self, run: _Run, metrics: MetricRecord | None) -> Mapping[str, float] | None:
-        """Return what ``evaluate_fn`` calls otherwise than we do, if that is all; say so once."""
-        if not metrics or "accuracy" in metrics or "loss" in metrics:
-            return None
-        if not run.told_of_names:
+    def _server_metrics(self, run: _Run, metrics: MetricRecord | None) -> dict[str, float] | None:
+        """Return what ``evaluate_fn`` finds beside accuracy and loss; say once if that is all."""
+        if metrics and not {"accuracy", "loss"} & metrics.keys() and not run.told_of_names:
             run.told_of_names = True
             names = ", ".join(list(map(one_line, metrics))[:_MOST_NAMED])
-            LOGGER.warning("no 'accuracy' or 'loss' among %s: the log alone shows these", names)
-        return finite_metrics(metrics)
+            LOGGER.warning(
+                "no 'accuracy' or 'loss' among %s: curves and the best model need one", names
+            )
+        found = finite_metrics(metrics) or {}
+        return {k: v for k, v in found.items() if k not in ("accuracy", "loss")} or None
 
     def _warn_all_late(self, run: _Run, record: RoundRecord) -> None:
         """Warn once when all selected clients miss the deadline round after round."""

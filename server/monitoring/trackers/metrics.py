@@ -30,6 +30,7 @@ METRICS: Final[Mapping[str, str]] = {
     "round/slowest_arm": "Client that was waited for longest, by index in `arms.json`",
     "model/accuracy": "Test accuracy, where evaluated",
     "model/loss": "Test loss, where evaluated",
+    "model/<metric>": "What else the server's evaluation finds",
     "clients/<metric>": "What clients find when they evaluate, as the strategy averages it",
     "floors/worst_shortfall": "Largest floor minus share of rounds so far, 0 if all are met",
     "floors/most_owed": "Longest virtual queue [rounds]",
@@ -96,10 +97,8 @@ class RoundMetrics:
             "model/accuracy": record.accuracy,
             "model/loss": record.loss,
             **self._owed(record),
-            **{
-                f"clients/{_part(name, place)}": value
-                for place, (name, value) in enumerate(sorted((record.client_metrics or {}).items()))
-            },
+            **_named("model", record.server_metrics),
+            **_named("clients", record.client_metrics),
             **{f"failures/{kind}": count for kind, count in self.totals.failures.items()},
         }
         if record.num_arms <= MOST_CLIENTS:
@@ -148,6 +147,12 @@ def _known(values: Any) -> list[float]:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = _known(values)
     return fmean(known) if known else None
+
+
+def _named(group: str, metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """Return metrics of an app under the names of a group."""
+    found = enumerate(sorted((metrics or {}).items()))
+    return {f"{group}/{_part(name, place)}": value for place, (name, value) in found}
 
 
 def _part(name: str, index: int) -> str:

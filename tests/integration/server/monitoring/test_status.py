@@ -153,7 +153,7 @@ def test_a_resumed_run_is_counted_as_a_whole() -> None:
 
 def test_people_see_who_is_away_first(status: ServerStatus) -> None:
     text = _shown(status.snapshot(Grid()))  # type: ignore[arg-type]
-    assert "round 3 of 10, accuracy 0.7500" in text
+    assert "round 3 of 10, accuracy 0.75, loss 0.9" in text
     begin = next(i for i, line in enumerate(text.splitlines()) if "───" in line)
     rows = [line.split()[0] for line in text.splitlines()[begin + 1 :] if line.strip()][:4]
     assert rows == ["c", "a", "b", "newcomer"]
@@ -229,6 +229,12 @@ def test_no_name_is_cut_in_a_narrow_window(status: ServerStatus) -> None:
     assert "…" not in text
     assert "0.750" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_title_has_what_the_server_measures(status: ServerStatus) -> None:
+    told = status.snapshot(Grid())  # type: ignore[arg-type]
+    told |= {"accuracy": None, "loss": 2.5, "server_metrics": {"perplexity[red]": 12.25}}
+    assert ", loss 2.5, perplexity[red] 12.25" in _shown(told)
 
 
 def _shown(told: dict[str, Any], width: int = 160) -> str:

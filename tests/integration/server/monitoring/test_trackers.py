@@ -247,14 +247,15 @@ def test_numbers_of_a_round_by_hand() -> None:
     assert second["floors/worst_shortfall"] == 0.25
 
 
-def test_what_clients_find_has_series_of_its_own() -> None:
+def test_metrics_of_an_app_have_series_of_their_own() -> None:
     on_clients = {"accuracy": 0.25, "f1@5": 0.5, "perplexity": math.nan}
-    found = counted(metrics(), record(client_metrics=on_clients))
-    assert {key: value for key, value in found.items() if key.startswith("clients/")} == {
+    on_server = {"perplexity": 7.5}
+    found = counted(metrics(), record(client_metrics=on_clients, server_metrics=on_server))
+    assert {k: v for k, v in found.items() if k.startswith(("clients/", "model/"))} == {
         "clients/accuracy": 0.25,
         "clients/f1_5-1": 0.5,
+        "model/perplexity": 7.5,
     }
-    assert "model/accuracy" not in found
 
 
 def test_only_small_fleets_have_a_series_for_each_client() -> None:

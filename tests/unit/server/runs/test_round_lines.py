@@ -87,18 +87,18 @@ def test_columns_are_as_long_as_the_super_arm(column: str) -> None:
         read_line(encoded(line), 1)
 
 
-def test_metrics_of_clients_come_back_and_are_optional() -> None:
-    with_metrics = record(client_metrics={"eval-acc": 0.5, "steps": 7.0})
+@pytest.mark.parametrize("key", ["client_metrics", "server_metrics"])
+def test_metrics_come_back_and_are_optional(key: str) -> None:
+    with_metrics = record(**{key: {"eval-acc": 0.5, "steps": 7.0}})
     assert parse_round(encoded(line_of(with_metrics)), 1, ["a", "b", "c"]) == with_metrics
-    assert "client_metrics" not in line_of(record()), (
-        "nor are they in the lines of earlier versions"
-    )
+    assert key not in line_of(record()), "nor are they in the lines of earlier versions"
 
 
+@pytest.mark.parametrize("key", ["client_metrics", "server_metrics"])
 @pytest.mark.parametrize("value", [None, [], {"a": "x"}, {"a": None}, {"a": True}, {"x" * 81: 1.0}])
-def test_damaged_metrics_of_clients_are_refused(value: Any) -> None:
-    line = {**line_of(record()), "client_metrics": value}
-    with pytest.raises(ValueError, match="'client_metrics' is missing or wrong"):
+def test_damaged_metrics_are_refused(key: str, value: Any) -> None:
+    line = {**line_of(record()), key: value}
+    with pytest.raises(ValueError, match=f"'{key}' is missing or wrong"):
         read_line(encoded(line), 1)
 
 

@@ -49,6 +49,18 @@ def test_summary_by_hand() -> None:
     assert summary["suggested_tau_max_s"] == 10.0, "half of the answers are cut off: allow more"
 
 
+def test_the_last_evaluation_by_any_metric_is_in_the_summary() -> None:
+    totals = RunTotals()
+    totals.count(half_failed(loss=2.0, server_metrics={"perplexity": 7.5}))
+    totals.count(half_failed(round=2))
+    summary = totals.summary(three_arms(), None, tau_max_s=5.0)
+    assert (summary["accuracy"], summary["loss"]) == (None, 2.0)
+    assert summary["server_metrics"] == {"perplexity": 7.5}
+    totals.count(half_failed(round=3, diverged=True))
+    summary = totals.summary(three_arms(), None, tau_max_s=5.0)
+    assert (summary["loss"], summary["server_metrics"]) == (None, None), "not an earlier model's"
+
+
 def test_of_a_deadline_that_is_found_the_last_is_told_and_none_suggested() -> None:
     totals = RunTotals()
     for t in range(200):

@@ -520,6 +520,7 @@ def test_metrics_of_other_names_are_shown_and_said_once(caplog: pytest.LogCaptur
             evaluate_fn=lambda server_round, arrays: MetricRecord(metrics),
         )
     assert [(r.accuracy, r.loss, r.diverged) for r in records] == [(None, None, False)] * 3
+    assert [r.server_metrics for r in records] == [{"test_acc": 0.25}] * 3
     said = [text for text in caplog.messages if "no 'accuracy' or 'loss'" in text]
     assert len(said) == 1
     assert said[0].startswith("no 'accuracy' or 'loss' among test_acc, test_loss: ")
