@@ -138,7 +138,9 @@ class App:
         """What it needs beside the defaults."""
         return NEEDS.get(self.name, Needs())
 
-    def copy(self, target: Path, result: Path, num_selected: int) -> tuple[Path, str, str]:
+    def copy(
+        self, target: Path, result: Path, num_selected: int, mode: str = "rounds"
+    ) -> tuple[Path, str, str]:
         """Copy it and wrap its strategy; return the folder, its ServerApp and its ClientApp."""
         shutil.copytree(self.source, target, copy_function=shutil.copyfile)
         for path in (target, *target.rglob("*")):
@@ -154,7 +156,7 @@ class App:
             config.update(self.needs.prepare(target))
         (target / "pyproject.toml").write_text(tomli_w.dumps(project))
         server, client = flower["components"]["serverapp"], flower["components"]["clientapp"]
-        line = f"compatibility_wrap.wrap({str(result)!r}, {num_selected}, {TAU_MAX_S})"
+        line = f"compatibility_wrap.wrap({str(result)!r}, {num_selected}, {TAU_MAX_S}, {mode!r})"
         with (target / (server.partition(":")[0].replace(".", "/") + ".py")).open("a") as file:
             file.write(f"\n\nimport compatibility_wrap\n\n{line}\n")
         return target, server, client
@@ -275,11 +277,11 @@ def on_superlink(bench: Bench, app: App, num_selected: int, *, engine: bool) -> 
     return read(result)
 
 
-def on_streams(bench: Bench, app: App, num_selected: int) -> list[Any]:
+def on_streams(bench: Bench, app: App, num_selected: int, mode: str = "rounds") -> list[Any]:
     """Run an app with our server and clients."""
     folder = bench.new_folder()
     result = folder / "result.jsonl"
-    copied, server_app, client_app = app.copy(folder / app.name, result, num_selected)
+    copied, server_app, client_app = app.copy(folder / app.name, result, num_selected, mode)
     log = copied / "server.log"
     with ExitStack() as stack:
 
@@ -365,6 +367,11 @@ class Cell:
     is_stocks_own: bool = False
 
     @property
+    def is_refused(self) -> bool:
+        """Whether a mode was refused before the first round, by a sentence that names it."""
+        return "mode = 'buffered': " in self.fault
+
+    @property
     def worked(self) -> str:
         """How it worked."""
         return "works" if all(run["scheduled"] for run in self.results) else "as it is"
@@ -440,8 +447,12 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether a cell fails that stock Flower can run."""
-        return any(self.lost(name) for name, cell in self.cells.items() if not cell.is_stocks_own)
+        """Whether a cell fails that stock Flower can run, and that is not refused by name."""
+        return any(
+            self.lost(name)
+            for name, cell in self.cells.items()
+            if not cell.is_stocks_own and not cell.is_refused
+        )
 
     def lost(self, runtime: str) -> str | None:
         """Return what is lost on a runtime; ``None`` where the app was not run."""
@@ -464,6 +475,7 @@ def run_app(bench: Bench, app: App, runtimes: Sequence[str], known: Stock) -> Ro
     needs = app.needs
     work = {
         "streams": partial(on_streams, bench, app, needs.num_selected),
+        "buffered": partial(on_streams, bench, app, needs.num_selected, "buffered"),
         "ray": partial(on_superlink, bench, app, needs.num_selected, engine=True),
         "superlink": partial(on_superlink, bench, app, needs.num_selected, engine=False),
     }
@@ -482,6 +494,7 @@ def run_app(bench: Bench, app: App, runtimes: Sequence[str], known: Stock) -> Ro
 
 RUNTIMES: Final = {
     "streams": "our streams",
+    "buffered": "the same, buffered mode",
     "ray": "Flower's Ray engine",
     "superlink": "stock SuperLink",
 }
@@ -501,6 +514,7 @@ pins. Where the Ray engine cannot run an app, *stock Flower* is a stock SuperLin
   Flower; else the cell says what is lost.
 - *as it is*: the app has no strategy of `flwr.serverapp.strategy`, it uses Flower's old API; it
   runs unscheduled.
+- *mode = 'buffered': ...*: what buffered mode refuses before the first round, and why.
 - *cannot*: what this version of Flower itself cannot run.
 - –: not run.
 """.splitlines()

@@ -86,6 +86,10 @@ def test_the_table_has_no_path_of_the_machine(suite: ModuleType, tmp_path: Path)
     assert not row.failed, "what stock Flower cannot run is no failure"
     row = suite.Row(row.app, suite.Cell([outcome()]), {"ray": suite.Cell([], "error: no")})
     assert row.failed
+    refused = suite.Cell([], "error: mode = 'buffered': trees have no difference (use mode=...)")
+    row = suite.Row(row.app, suite.Cell([outcome()]), {"buffered": refused})
+    assert not row.failed, "refused by name, which the table says"
+    assert "mode = 'buffered': trees" in suite.render([row])
 
 
 def run(folder: Path, *options: str) -> str:

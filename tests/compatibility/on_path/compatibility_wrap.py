@@ -17,7 +17,7 @@ from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp.strategy import Strategy
 
 
-def wrap(file: str, num_selected: int, tau_max_s: float) -> None:
+def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
     """Schedule what any strategy's ``start`` trains, and write the results to a file.
 
     With ``num_selected = 0`` the strategy runs as it is. Workflows of Flower's old API know no
@@ -40,6 +40,7 @@ def wrap(file: str, num_selected: int, tau_max_s: float) -> None:
                 self,
                 policy="cs-ucb-q",
                 num_selected=num_selected,
+                mode=mode,
                 tau_max_s=tau_max_s,
                 wait_s=tau_max_s,  # a busy machine takes a minute to start a client
             )
