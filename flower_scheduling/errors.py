@@ -230,6 +230,12 @@ class WorkerError(SchedulingError, ChildProcessError):
         )
 
 
+class ClusterError(SchedulingError, ConnectionError):
+    """A cluster cannot be reached, or cannot do the work."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
 class SuperLinkError(SchedulingError, ChildProcessError):
     """Flower's runtime or the app on it failed."""
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flower_scheduling.server.runtimes.signals import stoppable
 
+from .cluster import Cluster
 from .jobs import Arrays, Job, run_jobs
 
 _LINE_EVERY_S: Final = 60.0
@@ -24,10 +25,18 @@ def fetch_data() -> None:
     load_mnist(None)
 
 
-def run_shown(jobs: Sequence[Job], out: Path, num_processes: int) -> dict[str, Arrays]:
+def run_shown(
+    jobs: Sequence[Job], out: Path, num_processes: int, cluster: Cluster | None = None
+) -> dict[str, Arrays]:
     """Run jobs with their progress on standard error; their files are in ``out/jobs``."""
     with stoppable(), JobProgress(Console(stderr=True), jobs) as progress:
-        return run_jobs(jobs, out / "jobs", num_processes=num_processes, on_done=progress.update)
+        return run_jobs(
+            jobs,
+            out / "jobs",
+            num_processes=num_processes,
+            on_done=progress.update,
+            compute=cluster.compute if cluster else None,
+        )
 
 
 class JobProgress:

@@ -146,6 +146,7 @@ def run_jobs(
     *,
     num_processes: int,
     on_done: Callable[[Job, bool], None] = lambda job, computed: None,
+    compute: Callable[[Sequence[Job]], Iterator[tuple[Job, Arrays]]] | None = None,
 ) -> dict[str, Arrays]:
     """Return the results of jobs, computing those that are not in the folder yet.
 
@@ -162,6 +163,8 @@ def run_jobs(
         of its own, with one thread, in any case.
     on_done : callable
         Called with each job and whether it had to be computed.
+    compute : callable, optional
+        Yields jobs and their results instead of processes here, for one :meth:`.Cluster.compute`.
 
     Returns
     -------
@@ -184,31 +187,33 @@ def run_jobs(
         else:
             on_done(job, False)
     if missing:
-        for variable in _ONE_THREAD:  # the processes inherit it, before they load numpy
-            os.environ.setdefault(variable, "1")
-        missing.sort(key=lambda job: -job.cost_s)  # the longest first: processes end together
-        pool = ProcessPoolExecutor(
-            min(num_processes, len(missing)),
-            mp_context=get_context("spawn"),
-            initializer=_init_worker,
-        )
-        try:
-            waiting: dict[Future[Arrays], Job] = {
-                pool.submit(_compute, job, folder): job for job in missing
-            }
-            for done in as_completed(waiting):
-                job = waiting[done]
-                results[job.name] = done.result()
-                on_done(job, True)
-            pool.shutdown()
-        except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in active_children():
-                process.terminate()
-            if isinstance(error, BrokenProcessPool):
-                raise WorkerError from None
-            raise
+        missing.sort(key=lambda job: -job.cost_s)  # the longest first: workers end together
+        for job, result in (compute or partial(_compute_here, num_processes))(missing):
+            _keep(result, job.path(folder))
+            results[job.name] = result
+            on_done(job, True)
     return {name: found for name, found in results.items() if found is not None}
+
+
+def _compute_here(num_processes: int, jobs: Sequence[Job]) -> Iterator[tuple[Job, Arrays]]:
+    """Yield jobs and their results, computed in processes of this machine."""
+    for variable in _ONE_THREAD:  # the processes inherit it, before they load numpy
+        os.environ.setdefault(variable, "1")
+    pool = ProcessPoolExecutor(
+        min(num_processes, len(jobs)), mp_context=get_context("spawn"), initializer=_init_worker
+    )
+    try:
+        waiting: dict[Future[Arrays], Job] = {pool.submit(_compute, job): job for job in jobs}
+        for done in as_completed(waiting):
+            yield waiting[done], done.result()
+        pool.shutdown()
+    except BaseException as error:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in active_children():
+            process.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise WorkerError from None
+        raise
 
 
 def _init_worker() -> None:
@@ -229,12 +234,13 @@ def end_with_parent() -> None:
     threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def _compute(job: Job, folder: Path) -> Arrays:
-    """Compute a job and keep its result, in a worker process."""
-    result = job.compute()
-    path = job.path(folder)
+def _compute(job: Job) -> Arrays:
+    """Compute a job, in a worker process."""
+    return job.compute()
+
+
+def _keep(result: Arrays, path: Path) -> None:
     # A name of this process alone: another run may be at the same job.
     temporary = path.with_name(f".{path.stem}-{os.getpid()}.tmp.npz")
     np.savez_compressed(temporary, **result)  # type: ignore[arg-type]  # its stub: allow_pickle
     replace_file(temporary, path)
-    return result

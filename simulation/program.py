@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+from .cluster import Cluster
 
 _SCRIPT = "flower-simulation"
 _INSTALLED = "flower_scheduling.simulation"
@@ -28,3 +31,22 @@ processes_option = click.option(
     help="Processes; results do not depend on it.",
 )
 """Flag of the commands that work in several processes."""
+
+
+class _ClusterType(click.ParamType[Cluster]):
+    name = "cluster"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Cluster:
+        return value if isinstance(value, Cluster) else Cluster.parse(value)
+
+
+cluster_option = click.option(
+    "--cluster",
+    type=_ClusterType(),
+    metavar="ENGINE:HOST:PORT",
+    help="Compute on a Dask or Ray cluster that runs this version, dask:HOST:PORT or "
+    "ray:HOST:PORT, instead of in processes here.",
+)
+"""Flag of the studies, whose jobs are independent of each other."""

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from flower_scheduling.server.settings.run import ServerConfig
 
+from ..cluster import Cluster
 from ..job_progress import fetch_data, run_shown
-from ..program import processes_option
+from ..program import cluster_option, processes_option
 from . import results as report
 from . import training_track
 from .scenario import Scenario, suite
@@ -60,6 +61,7 @@ _QUICK_SEEDS: Final = 10
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/league).")
 @processes_option
+@cluster_option
 def benchmark(
     names: Sequence[str],
     policies: Sequence[str],
@@ -71,6 +73,7 @@ def benchmark(
     first_seed: int | None,
     out: Path | None,
     processes: int,
+    cluster: Cluster | None,
 ) -> None:
     """Benchmark scheduling policies against a clairvoyant oracle, scenario by scenario.
 
@@ -82,7 +85,7 @@ def benchmark(
             raise click.UsageError("--training has data of its own: leave out --scenario")
         first = first_seed or 0
         chosen_seeds = range(first, first + (seeds or _QUICK_SEEDS))
-        _train(tasks, policies, mode, chosen_seeds, out, processes)
+        _train(tasks, policies, mode, chosen_seeds, out, processes, cluster)
         return
     for flag, given in (
         ("--mode", mode is not None),
@@ -105,7 +108,7 @@ def benchmark(
     chosen = {each.name: _chosen(each, policies, asked=bool(names)) for each in scenarios}
     scenarios = [each for each in scenarios if chosen[each.name]]
     jobs = [job for each in scenarios for job in jobs_of(each, chosen[each.name])]
-    found = results_of(scenarios, chosen, run_shown(jobs, out, processes))
+    found = results_of(scenarios, chosen, run_shown(jobs, out, processes, cluster))
     console = Console()
     console.print(report.table(found))
     for path in report.write(found, out):
@@ -119,13 +122,15 @@ def _train(
     seeds: Sequence[int],
     out: Path,
     processes: int,
+    cluster: Cluster | None,
 ) -> None:
     for name in policies:
         ServerConfig(strategy=name)  # refuses what a run refuses
     wanted = training_track.contestants_of(policies, mode)
     fetch_data()
     chosen = tasks or list(training_track.TASKS)
-    results = run_shown(training_track.jobs_of(chosen, wanted, seeds), out, processes)
+    jobs = training_track.jobs_of(chosen, wanted, seeds)
+    results = run_shown(jobs, out, processes, cluster)
     found = training_track.rows(chosen, wanted, seeds, results)
     console = Console()
     console.print(training_track.table(found))

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from flower_scheduling.errors import did_you_mean
 
+from ..cluster import Cluster
 from ..job_progress import fetch_data, run_shown
-from ..program import processes_option, program_name
+from ..program import cluster_option, processes_option, program_name
 from .claims import Claim, judge
 from .figures import FIGURES, Results, jobs_of, write_figure
 from .html_report import load_results, page, results_of, shown, write_report
@@ -40,6 +41,7 @@ def _figure_help() -> str:
     help="Folder of results; taken up where it was left.  [default: runs/paper, runs/paper-quick]",
 )
 @processes_option
+@cluster_option
 def paper(
     names: Sequence[str],
     quick: bool,
@@ -47,6 +49,7 @@ def paper(
     list_settings: bool,
     out: Path | None,
     processes: int,
+    cluster: Cluster | None,
 ) -> None:
     """Compute every figure of the paper, judge its claims, and write a report.
 
@@ -72,7 +75,7 @@ def paper(
     jobs = jobs_of(wanted, config)
     if any(job.name.startswith("train-") for job in jobs):
         fetch_data()
-    results = Results(config, run_shown(jobs, out, processes))
+    results = Results(config, run_shown(jobs, out, processes, cluster))
     figures = [FIGURES[name].show(results) for name in wanted]
     paths = [
         path
