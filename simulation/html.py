@@ -7,6 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from flower_scheduling.palette import css_colours
+
 _VERSIONS: Final = ("flower-client-scheduling", "flwr", "torch", "numpy", "scipy")
 
 
@@ -29,7 +31,7 @@ def render(template: str, **values: Any) -> str:
         undefined=StrictUndefined,
     )
     environment.filters["base64"] = _base64
-    return environment.get_template(template).render(**values)
+    return environment.get_template(template).render(colours=css_colours(), **values)
 
 
 def installed_versions() -> dict[str, str]:

@@ -8,6 +8,8 @@ import html
 from importlib.resources import files
 from typing import Final
 
+from flower_scheduling.palette import css_colours
+
 from .numbers import to_json
 from .run_view import RunView
 
@@ -71,8 +73,10 @@ def saved_page(view: RunView) -> str:
 
 
 def static(name: str) -> str:
-    """Return one of the page's own files."""
-    return (files("flower_scheduling.server.page") / "static" / name).read_text(encoding="utf-8")
+    """Return one of the page's own files; the style sheet begins with the palette's colours."""
+    file = files("flower_scheduling.server.page") / "static" / name
+    text = file.read_text(encoding="utf-8")
+    return css_colours() + text if name == "page.css" else text
 
 
 def _inert(data: str) -> str:

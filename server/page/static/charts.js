@@ -2,9 +2,9 @@
 
 /** The charts, drawn by Apache ECharts on canvases; each has a sentence for screen readers. */
 const Charts = (() => {
-  const PARTS = { mean: "#0072b2", failures: "#d55e00", bonus: "#e69f00", draw: "#8a6d00", queue: "#009e73",
-    accuracy: "#56b4e9", loss: "#cc79a7", turn: "#56b4e9", chance: "#888888", floor: "#009e73", weight: "#56b4e9" };
-  const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a6d00"];
+  // Colours are custom properties, which the palette of flower_scheduling defines for light and dark.
+  const SERIES = [0, 1, 2, 3, 4, 5, 6].map((number) => `--series-${number}`);
+  const HEAT = [0, 1, 2, 3, 4, 5].map((number) => `--heat-${number}`);
   const BARS = 60;
   const charts = new Map(); // element -> { chart, option, due }
   const visible = new IntersectionObserver((entries) => {
@@ -19,6 +19,7 @@ const Charts = (() => {
     for (const entry of entries) charts.get(entry.target)?.chart?.resize();
   });
 
+  /** Return the value of a custom property as it is now. */
   function style(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
@@ -51,17 +52,19 @@ const Charts = (() => {
     const option = found.option;
     found.chart.setOption({
       animation: false,
-      color: COLOURS,
+      color: SERIES.map(style),
       textStyle: { color: ink },
       grid: { left: 8, right: 16, top: option.legend ? 40 : 30, bottom: 8, containLabel: true },
       ...option,
       xAxis: axis(option.xAxis),
       yAxis: axis(option.yAxis),
-      series: option.series.map((each) => (each.markLine
-        ? { ...each, markLine: { silent: true, symbol: "none", ...each.markLine, label: { color: ink, textBorderWidth: 0, ...each.markLine.label } } }
-        : each)),
+      series: option.series.map(({ colour, ...each }) => ({
+        ...each,
+        ...(colour ? { itemStyle: { color: style(colour) } } : {}),
+        ...(each.markLine ? { markLine: { silent: true, symbol: "none", ...each.markLine, label: { color: ink, textBorderWidth: 0, ...each.markLine.label } } } : {}),
+      })),
       legend: option.legend && { textStyle: { color: ink }, type: "scroll", top: 0, ...option.legend },
-      visualMap: option.visualMap && { textStyle: { color: soft }, ...option.visualMap },
+      visualMap: option.visualMap && { textStyle: { color: soft }, inRange: { color: HEAT.map(style) }, ...option.visualMap },
       tooltip: { renderMode: "richText", confine: true, backgroundColor: style("--card"), textStyle: { color: ink }, ...option.tooltip },
     }, true);
     found.option = null;
@@ -140,8 +143,8 @@ const Charts = (() => {
       xAxis: { type: "category", data: arms.map((i) => c.name[i]) },
       yAxis: { type: "value", name: "share" },
       series: [
-        { name: "share of rounds", type: "bar", data: arms.map((i) => c.share[i]) },
-        ...(floors ? [{ name: "floor", type: "scatter", symbol: "rect", symbolSize: [14, 3], data: arms.map((i) => c.floor[i]) }] : []),
+        { name: "share of rounds", type: "bar", colour: "--ok", data: arms.map((i) => c.share[i]) },
+        ...(floors ? [{ name: "floor", type: "scatter", colour: "--ink", symbol: "rect", symbolSize: [14, 3], data: arms.map((i) => c.floor[i]) }] : []),
       ],
       tooltip: { trigger: "axis" },
     }, floors ? (late.length ? `Below their floor: ${late.slice(0, 10).join(", ")}.` : "Every client has its floor.") : "The policy keeps no floors.");
@@ -156,7 +159,7 @@ const Charts = (() => {
       grid: { left: 8, right: 16, top: 10, bottom: 40, containLabel: true },
       xAxis: { type: "category", data: h.round, splitArea: { show: false } },
       yAxis: { type: "category", data: rows, axisLabel: { width: 110, overflow: "truncate" } },
-      visualMap: { min: 0, max: Math.max(10, ...h.percent.map((row) => Math.max(...row))), calculable: false, orient: "horizontal", left: "center", bottom: 0, itemHeight: 90, inRange: { color: ["#f1f5fa", "#7db7e0", "#0b4f8a"] } },
+      visualMap: { min: 0, max: Math.max(10, ...h.percent.map((row) => Math.max(...row))), calculable: false, orient: "horizontal", left: "center", bottom: 0, itemHeight: 90 },
       series: [{ type: "heatmap", data: h.percent.flatMap((row, y) => row.map((value, x) => [x, y, value])), progressive: 2000 }],
       tooltip: {},
     }, `Heat map of selections: ${h.rows.length} rows, rounds 1 to ${s.top.round}.`);
@@ -168,7 +171,7 @@ const Charts = (() => {
     const finite = (value) => (typeof value === "number" ? value : null);
     const untried = arms.filter((arm) => typeof found.score[arm] === "string").length;
     const cut = finite(found.cut);
-    const series = parts.map((part) => ({ name: part, type: "bar", stack: "score", itemStyle: { color: PARTS[part] }, data: arms.map((arm) => finite(found.parts[part][arm])) }));
+    const series = parts.map((part) => ({ name: part, type: "bar", stack: "score", colour: `--part-${part}`, data: arms.map((arm) => finite(found.parts[part][arm])) }));
     if (series.length && cut != null) {
       series[0].markLine = { label: { formatter: "cut", position: "start", distance: 2 }, lineStyle: { type: "solid", width: 2 }, data: [{ xAxis: cut }] };
     }
