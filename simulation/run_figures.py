@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flower_scheduling.palette import Look, looks
+from flower_scheduling.strategies.base import FloatArray
 from flower_scheduling.strategies.deadline import AUTO
 
-from .plots import LINE_STYLES, new_figure, save
+from . import plots
+from .theory.missed_floors import missed_floor
+from .wording import percent, plain, seconds
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from flower_scheduling.strategies.flower import RoundRecord
 
     from .engine.runner import SimulationResult
 
-_MAX_TICKS = 20
-# Above this many clients the bars would be a grey mass: the slowest are shown.
-_MAX_BARS = 60
+_LONGEST_NAME = 14
+# From this ratio of longest to median on, lengths of rounds are drawn on a logarithmic scale.
+_LOGARITHMIC = 5.0
+# A smallest share below this one is drawn on a logarithmic scale.
+_RARE = 0.2
+_TINY = 1e-12
 
 
 def draw_figures(results: Sequence[SimulationResult], folder: Path) -> list[Path]:
@@ -37,84 +47,240 @@ def draw_figures(results: Sequence[SimulationResult], folder: Path) -> list[Path
     -------
     list of Path
         The files: accuracy against rounds and against time, time against rounds, and for each
-        run the clients' shares and round-trip times.
+        run the clients' shares, failures and round-trip times.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "accuracy.png", folder / "time.png"]
-    save(_accuracy(results), paths[0])
-    save(_time(results), paths[1])
-    for result in results:
-        suffix = f"-{result.config.strategy}" if len(results) > 1 else ""
-        paths.append(folder / f"clients{suffix}.png")
-        save(_clients(result), paths[-1])
+    with plots.styled("runs"):
+        plots.save(_accuracy(results), paths[0])
+        plots.save(_time(results), paths[1])
+        for result in results:
+            suffix = f"-{result.config.strategy}" if len(results) > 1 else ""
+            paths.append(folder / f"clients{suffix}.png")
+            plots.save(_clients(result), paths[-1])
     return paths
 
 
+# --- accuracy -------------------------------------------------------------------------------------
+
+
 def _accuracy(results: Sequence[SimulationResult]) -> Figure:
-    figure, (by_round, by_time) = new_figure((10, 4), 1, 2)
-    for result, style in zip(results, cycle(LINE_STYLES), strict=False):
-        evaluated = [r for r in result.records if r.accuracy is not None]
-        accuracy = [r.accuracy or 0.0 for r in evaluated]
-        label = result.config.strategy
-        by_round.plot([r.round for r in evaluated], accuracy, label=label, linestyle=style)
-        by_time.plot([r.time_s for r in evaluated], accuracy, label=label, linestyle=style)
+    figure, (by_round, by_time) = plots.new_figure((10, _height(results)), 1, 2)
     target = results[0].config.target_accuracy
-    for axes in (by_round, by_time):
+    for axes, unit in ((by_round, "round"), (by_time, "time")):
+        for number, (result, look) in enumerate(_with_looks(results)):
+            evaluated = [r for r in result.records if r.accuracy is not None]
+            x = [r.round if unit == "round" else r.time_s for r in evaluated]
+            label = _name(result) + (f": {_reached(result)}" if target else "")
+            curve = plots.curve_of(label, x, [[r.accuracy for r in evaluated]])
+            plots.draw_curve(axes, curve, look, number=number, points=len(x) < 20)
         if target:
-            axes.axhline(target, color="0.5", linewidth=1, linestyle=":")
+            plots.mark(axes, target, "target", f"target, {percent(target)}")
         axes.set_ylabel("test accuracy")
-        axes.grid(alpha=0.3)
+        plots.as_shares(axes)
     by_round.set_xlabel("round")
-    by_time.set_xlabel("virtual wall-clock time [s]")
-    by_round.legend()
-    figure.suptitle("What training costs: rounds, and time")
+    by_time.set_xlabel("virtual time [s]")
+    plots.legend_below(figure)
+    figure.suptitle(_seen_in_accuracy(results))
     return figure
+
+
+def _reached(result: SimulationResult) -> str:
+    time_s = result.summary["target_time_s"]
+    return "not reached" if time_s is None else seconds(time_s)
+
+
+def _seen_in_accuracy(results: Sequence[SimulationResult]) -> str:
+    """Return a title that says what is seen: who reached the target first, or the last values."""
+    target = results[0].config.target_accuracy
+    known = [each for each in results if each.summary["accuracy"] is not None]
+    if not known:
+        return "The model was not evaluated"
+    if target:
+        there = [each for each in results if each.summary["target_time_s"] is not None]
+        if not there:
+            return f"The target of {percent(target)} was not reached"
+        first = min(there, key=lambda each: float(each.summary["target_time_s"]))
+        lead = " first" if len(results) > 1 else ""
+        return f"{_name(first)} reached {percent(target)}{lead}, after {_reached(first)}"
+    best = max(known, key=lambda each: float(each.summary["accuracy"]))
+    last = [each.round for each in best.records if each.accuracy is not None][-1]
+    which = "the highest accuracy," if len(results) > 1 else "an accuracy of"
+    accuracy = percent(float(best.summary["accuracy"]))
+    return f"{_name(best)} ended with {which} {accuracy}, in round {last:,}"
+
+
+# --- time and failures ----------------------------------------------------------------------------
 
 
 def _time(results: Sequence[SimulationResult]) -> Figure:
-    figure, (total, per_round) = new_figure((10, 4), 1, 2)
-    for result, style in zip(results, cycle(LINE_STYLES), strict=False):
+    figure, (total, lengths, failures) = plots.new_figure((13, _height(results)), 1, 3)
+    longest, middle, rarest = 0.0, 0.0, 1.0
+    for number, (result, look) in enumerate(_with_looks(results)):
         rounds = [r.round for r in result.records]
-        label = result.config.strategy
-        total.plot(rounds, [r.time_s for r in result.records], label=label, linestyle=style)
-        lengths = np.sort([r.round_s for r in result.records])
-        exceeded = 1 - np.arange(len(lengths)) / max(len(lengths), 1)
-        per_round.step(lengths, exceeded, label=label, linestyle=style)
-    total.set_xlabel("round")
-    total.set_ylabel("time so far [s]")
-    total.legend()
-    per_round.set_xlabel("length of a round [s]")
-    per_round.set_ylabel("share of rounds that take longer")
-    per_round.set_yscale("log")
-    if (tau_max_s := results[0].config.tau_max_s) != AUTO:
-        per_round.axvline(tau_max_s, color="0.5", linewidth=1, linestyle=":")
-    for axes in (total, per_round):
-        axes.grid(alpha=0.3)
-    figure.suptitle("Where the time goes")
+        name = _name(result)
+        spent = plots.curve_of(name, rounds, [[r.time_s for r in result.records]])
+        plots.draw_curve(total, spent, look, number=number)
+        sizes = np.sort(np.round([r.round_s for r in result.records], 6))
+        values, first = np.unique(sizes, return_index=True)
+        shares = 1 - first / len(sizes)
+        lengths.step(values, shares, where="post", label=name, **plots.line(look), markevery=0.15)
+        longest, middle = max(longest, float(sizes[-1])), max(middle, float(np.median(sizes)))
+        rarest = min(rarest, float(shares[-1]))
+        failed = np.cumsum([_failed(r) for r in result.records])
+        curve = plots.curve_of(name, rounds, [failed])
+        plots.draw_curve(failures, curve, look, number=number)
+    total.set(xlabel="round", ylabel="time so far [s]", title="time")
+    lengths.set(
+        xlabel="length of a round [s]",
+        ylabel="share of rounds that take as long or longer",
+        title="lengths of the rounds",
+    )
+    if rarest < _RARE:
+        plots.plain_log(lengths)
+    else:
+        lengths.set_ylim(bottom=0)
+    plots.as_shares(lengths)
+    if longest > _LOGARITHMIC * middle:
+        plots.plain_log(lengths, on="x")
+    if (tau_max_s := results[0].config.tau_max_s) != AUTO and longest > 0.3 * tau_max_s:
+        plots.mark(lengths, tau_max_s, "deadline", f"deadline, {seconds(tau_max_s)}", on="x")
+    failures.set(xlabel="round", ylabel="failed requests so far", title="failures")
+    failures.set_ylim(bottom=0)
+    if not any(result.summary["failures"] for result in results):
+        _say_none_failed(failures)
+    plots.legend_below(figure, 6)
+    figure.suptitle(_seen_in_time(results))
     return figure
+
+
+def _failed(record: RoundRecord) -> int:
+    return sum(not completed for completed in record.completed)
+
+
+def _say_none_failed(axes: Axes) -> None:
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0])
+    axes.text(0.5, 0.5, "no request failed", ha="center", transform=axes.transAxes)
+
+
+def _seen_in_time(results: Sequence[SimulationResult]) -> str:
+    def mean_s(result: SimulationResult) -> float:
+        return float(np.mean([each.round_s for each in result.records]))
+
+    ordered = sorted(results, key=mean_s)
+    first, last = ordered[0], ordered[-1]
+    if last is first:
+        return f"{_name(first)}: {seconds(mean_s(first))} a round on average"
+    shortest = f"Shortest rounds: {_name(first)}, {seconds(mean_s(first))} on average"
+    return f"{shortest}; longest: {_name(last)}, {seconds(mean_s(last))}"
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Client:
+    """A client of a run: its share, that of its failed requests, floor and round trips."""
+
+    name: str
+    share: float
+    failed: float
+    floor: float
+    missed: bool
+    times_s: FloatArray
+
+
+def _clients_of(result: SimulationResult) -> list[_Client]:
+    arms = result.summary["arms"]
+    times_s: list[list[float]] = [[] for _ in arms]
+    requests = np.zeros(len(arms))
+    for record in result.records:
+        for each in record.results:
+            requests[each.arm] += 1
+            if each.completed and each.rtt_s is not None:
+                times_s[each.arm].append(each.rtt_s)
+    found = []
+    for arm, own_s, count in zip(arms, times_s, requests.tolist(), strict=True):
+        share = arm["share"] or 0.0
+        failed = share * arm["failures"] / max(count, 1.0)
+        name = plain(arm["name"].removeprefix("client-"), _LONGEST_NAME)
+        rounds = round(count / share) if share else len(result.records)
+        missed = missed_floor(share, arm["floor"], rounds)
+        found.append(_Client(name, share, failed, arm["floor"] or 0.0, missed, np.array(own_s)))
+    return found
 
 
 def _clients(result: SimulationResult) -> Figure:
-    arms = result.summary["arms"]
-    title = f"{result.config.strategy}: clients"
-    if len(arms) > _MAX_BARS:
-        arms = sorted(arms, key=lambda arm: -(arm["mean_rtt_s"] or 0.0))[:_MAX_BARS]
-        title += f", the {_MAX_BARS} slowest"
-    figure, (shares, times) = new_figure((10, 4), 1, 2)
-    places = np.arange(len(arms))
-    names = [arm["name"].removeprefix("client-") for arm in arms]
-    shares.bar(places, [arm["share"] for arm in arms], label="share of rounds")
-    if any(arm["floor"] for arm in arms):
-        floors = [arm["floor"] for arm in arms]
-        shares.hlines(floors, places - 0.5, places + 0.5, color="black", label="floor")
-    figure.legend(*shares.get_legend_handles_labels(), loc="outside upper left")
-    shares.set_ylabel("share of rounds")
-    times.bar(places, [arm["mean_rtt_s"] or 0.0 for arm in arms], color="tab:orange")
-    times.set_ylabel("mean round-trip time [s]")
-    for axes in (shares, times):
-        axes.set_xlabel("client")
-        step = -(-len(arms) // _MAX_TICKS)
-        axes.set_xticks(places[::step], names[::step])
-        axes.grid(axis="y", alpha=0.3)
-    figure.suptitle(title)
+    clients = _clients_of(result)
+    speed_s = [float(np.median(each.times_s)) if each.times_s.size else np.inf for each in clients]
+    groups = plots.grouped([each.name for each in clients], speed_s)
+    share, failed, floor = (
+        np.array([getattr(each, name) for each in clients]) for name in ("share", "failed", "floor")
+    )
+    means = [
+        np.array([float(values[m].mean()) for m in groups.members])
+        for values in (share - failed, failed, floor)
+    ]
+    figure, (shares, failures, times) = plots.new_figure((14, 4.4), 1, 3)
+    plots.draw_bars(shares, means[0], "ok", "delivered")
+    if failed.any():
+        plots.draw_bars(shares, means[1], "failed", "failed", after=means[0])
+    if not groups.single:
+        low, high = np.transpose([np.quantile(share[m], (0.1, 0.9)) for m in groups.members])
+        plots.draw_ranges(shares, low, high, "10 % to 90 % of a group")
+    if floor.any():
+        plots.draw_floors(shares, means[2])
+    shares.set(ylabel="share of rounds", title="how often a client was selected")
+    plots.as_shares(shares)
+    broken = np.array([failed[m].sum() / max(share[m].sum(), _TINY) for m in groups.members])
+    plots.draw_bars(failures, broken, "failed", "failed")
+    failures.set(ylabel="share of its requests", title="how many of its requests failed")
+    plots.as_shares(failures)
+    if not failed.any():
+        _say_none_failed(failures)
+    pooled = [np.concatenate([clients[i].times_s for i in m]) for m in groups.members]
+    low, middle, high = np.transpose(
+        [np.quantile(own, (0.1, 0.5, 0.9)) if own.size else np.zeros(3) for own in pooled]
+    )
+    plots.draw_bars(times, middle, "compute", "median round trip")
+    plots.draw_ranges(times, low, high, "10 % to 90 % of them")
+    times.set(ylabel="round trip [s]", title="how long its round trips took")
+    for axes in (shares, failures, times):
+        axes.set_xlabel(groups.title)
+        plots.label_bars(axes, groups.labels)
+    plots.legend_under(shares)
+    plots.legend_under(times)
+    figure.suptitle(f"{_name(result)}: {_seen_of_clients(result, clients)}")
     return figure
+
+
+def _seen_of_clients(result: SimulationResult, clients: Sequence[_Client]) -> str:
+    """Return what there is to see: floors that were missed, failures, and the range of shares."""
+    failures = result.summary["failures"]
+    broken = f"; {failures:,} requests failed" if failures else ""
+    if any(each.floor for each in clients):
+        missed = sum(each.missed for each in clients)
+        kept = f"{missed:,} of {len(clients):,} clients" if missed else "no client"
+        return f"{kept} missed the floor{broken}"
+    shares = [each.share for each in clients]
+    return f"shares from {percent(min(shares))} to {percent(max(shares))}{broken}"
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _name(result: SimulationResult) -> str:
+    return plain(result.config.strategy)
+
+
+def _with_looks(
+    results: Sequence[SimulationResult],
+) -> list[tuple[SimulationResult, Look]]:
+    found = looks(_name(result) for result in results)
+    return [(result, found[_name(result)]) for result in results]
+
+
+def _height(results: Sequence[SimulationResult]) -> float:
+    """Return the height of a figure with a legend below [inch]."""
+    return 4.2 + 0.18 * -(-len(results) // 4)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from rich.table import Table
 
+from flower_scheduling.palette import MEANINGS
+
 from .. import plots
 from ..theory.estimate import Estimate, ratio_of_means
 from .tasks import Result
@@ -156,39 +158,44 @@ def _draw(results: Sequence[Result], *paths: Path) -> None:
     columns = min(3, len(scenarios))
     lines = -(-len(scenarios) // columns)
     tallest = max(sum(e.scenario.name == name for e in results) for name in scenarios)
-    with plots.look("league", **{"svg.fonttype": "none"}):
-        size = (4.6 * columns, (0.6 + 0.2 * tallest) * lines)
+    with plots.styled("league", **{"svg.fonttype": "none"}):
+        size = (4.6 * columns, (1.0 + 0.2 * tallest) * lines + 0.6)
         figure, panels = plots.new_figure(size, lines, columns)
         for panel, name in zip(panels, scenarios, strict=False):
             _draw_scenario(panel, [each for each in results if each.scenario.name == name])
         for panel in panels[len(scenarios) :]:
             panel.set_visible(False)
-        figure.suptitle("Total time relative to the clairvoyant oracle, 95 % intervals")
+        plots.legend_below(figure)
+        figure.suptitle("Total time relative to the clairvoyant oracle, means and 95 % intervals")
         plots.save(figure, *paths)
 
 
 def _draw_scenario(panel: Axes, results: Sequence[Result]) -> None:
-    ordered = sorted(results, key=lambda each: -ratio(each).mean)
+    ordered = sorted(results, key=lambda each: ratio(each).mean)
     for place, each in enumerate(ordered):
         found = ratio(each)
-        colour = "tab:red" if not _meets(each) else "tab:blue"
+        met = _meets(each)
         panel.errorbar(
             found.mean,
             place,
             xerr=[[found.mean - found.low], [found.high - found.mean]],
-            fmt="o",
-            markersize=4,
-            color=colour,
+            fmt="o" if met else "x",
+            markersize=4 if met else 6,
+            color=MEANINGS["ok" if met else "failed"].light,
+            label="floors met, or none to meet" if met else "missed a floor in some run",
         )
-    panel.axvline(1.0, color="0.5", linewidth=1)
+    plots.mark(panel, 1.0, "zero", on="x")
     if results[0].scenario.target:
-        panel.axvline(results[0].scenario.target, color="0.5", linewidth=1, linestyle=":")
+        plots.mark(panel, results[0].scenario.target, "target", "target", on="x")
     panel.set_xscale("log")
-    most = panel.get_xlim()[1]
+    least, most = panel.get_xlim()
     steps = (1, 1.1, 1.2, 1.5, 2, 3) if most < 4 else (1, 2, 3, 5, 10, 20, 50)
-    ticks = [value for value in steps if value <= most]
+    if most < 1.2:
+        steps = tuple(np.linspace(0.8, 1.2, 9 if most - least > 0.15 else 21).round(2).tolist())
+    ticks = [value for value in steps if least <= value <= most]
     panel.set_xticks(ticks, [f"{value:g}" for value in ticks])
     panel.set_xticks([], minor=True)
-    panel.set_yticks(np.arange(len(ordered)), [each.policy for each in ordered], fontsize=7)
-    panel.set_title(results[0].scenario.name, fontsize=9)
-    panel.grid(axis="x", alpha=0.3)
+    plots.label_rows(panel, [each.policy for each in ordered])
+    panel.tick_params(axis="y", labelsize=7)
+    panel.set(title=results[0].scenario.name, xlabel="time, 1 = oracle", ylabel="policy")
+    panel.grid(False, axis="y")

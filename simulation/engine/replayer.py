@@ -134,30 +134,31 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
     lines = []
     if record.buffered:
         lines.append(
-            "The record is of buffered steps, in which no client is waited for. What is replayed "
-            "are rounds with as many updates: what waiting for whole rounds would have cost."
+            "The run was in buffered mode, in which no client is waited for. The replay is of "
+            "rounds with as many updates: it shows what waiting for whole rounds would have cost."
         )
     if reproduced(record, found) is False:
         lines.append(
-            "The policy of the record does not come out at what was recorded: times have changed "
-            "in the course of the run, or depend on each other. Take the differences for a hint."
+            "Replayed, the policy of the run takes another time than was recorded: round trips "
+            "changed in the course of the run, or depend on each other. The differences are a hint "
+            "and no more."
         )
     if changed := changed_arms(record):
         lines.append(
             f"Between the first and the second half of their rounds, the times of "
-            f"{_listed(record, changed)} changed by more than a quarter; replays mix the two."
+            f"{_listed(record, changed)} changed by more than a quarter; the replay mixes them."
         )
     tries = sum(values.size for values in record.samples_s)
     if tries < _MANY_TRIES and all(np.isfinite(values).all() for values in record.samples_s):
         lines.append(
-            f"None of {tries} requests failed, and none fails in the replay: so few do not say "
-            "that no client ever will."
+            f"None of {tries} requests failed, and none fails in the replay. So few requests do "
+            "not show that no client ever fails."
         )
     rare = [arm for arm, values in enumerate(record.samples_s) if values.size < FEW]
     if rare:
         lines.append(
-            f"Fewer than {FEW} rounds were recorded of {_listed(record, rare)}: what is played of "
-            "them is mostly drawn from what others did."
+            f"Fewer than {FEW} rounds were recorded of {_listed(record, rare)}: the replay draws "
+            "most of their round trips from those of other clients."
         )
     return lines
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from flower_scheduling.palette import INK, Look, policy_look
 from flower_scheduling.strategies.base import FloatArray
 
 from .. import plots
 from ..jobs import Arrays, Job
+from ..plots import Curve, curve_of
 from ..theory.estimate import mean_and_half_width, ratio_of_means
 from ..theory.regret import cs_ucb_bound_s, cs_ucb_q_bound_s
 from .experiments import (
@@ -40,25 +41,6 @@ _EVIDENCE: Final = (20, 100, 500)
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Curve: points with confidence intervals.
-
-    Attributes
-    ----------
-    label : str
-        Its name in the legend.
-    x, mean, low, high : (num_points,) array
-        The points, and the ends of their intervals.
-    """
-
-    label: str
-    x: FloatArray
-    mean: FloatArray
-    low: FloatArray
-    high: FloatArray
-
-
-@dataclass(frozen=True)
 class Panel:
     """Panel of a figure: one pair of axes.
 
@@ -75,8 +57,12 @@ class Panel:
         Names of a forest's rows; a curve's ``x`` counts them from 0.
     marks : list of float
         Values on the vertical axis (the horizontal one of a forest) that are marked.
+    mark : str
+        What these are: ``zero``, ``floor`` or ``target``.
     log_x, log_y : bool
         Logarithmic axes.
+    shares : bool
+        Whether the vertical axis is one of shares, from 0 % to 100 % at most.
     """
 
     title: str
@@ -86,8 +72,10 @@ class Panel:
     kind: str = "lines"
     rows: list[str] = field(default_factory=list)
     marks: list[float] = field(default_factory=list)
+    mark: plots.Mark = "zero"
     log_x: bool = False
     log_y: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,8 +178,16 @@ def _channels_gap(results: Results) -> FigureData:
         f"K = {config.ideal_clients}, T = {config.ideal_rounds}, {config.sweep_drops} drops, the "
         "same for each N. Right: what CS-UCB saves, drop by drop.",
         [
-            _panel("cumulative gap", "channels N", "gap [s]", x, gaps, kind="points"),
-            _panel("time saved", "channels N", "time [s]", x, times, kind="points", marks=[0.0]),
+            _panel("cumulative gap", "number of channels N", "gap [s]", x, gaps, kind="points"),
+            _panel(
+                "time saved",
+                "number of channels N",
+                "time [s]",
+                x,
+                times,
+                kind="points",
+                marks=[0.0],
+            ),
         ],
     )
 
@@ -224,6 +220,8 @@ def _tradeoff(results: Results) -> FigureData:
                 {shown: study.fraction(label)[:, -1] for shown, label in labels.items()},
                 kind="points",
                 marks=config.floor_values,
+                mark="floor",
+                shares=True,
             ),
         ]
     return FigureData(
@@ -231,8 +229,8 @@ def _tradeoff(results: Results) -> FigureData:
         "Non-ideal scenario: speed against fairness",
         f"{_non_ideal(study, config)} Gap against the optimum of the linear program, which meets "
         "the floors. The algorithm as printed truncates the index at 1, where clients stay tied "
-        "for long; below, without truncation. Dotted in the right panels: the clients' floors, in "
-        "their order from the top.",
+        "for long; below, without truncation. Short thick lines in the right panels: the floor of "
+        "each client.",
         panels,
     )
 
@@ -253,13 +251,15 @@ def _fractions(results: Results) -> FigureData:
                 {shown: study.fraction(label)[:, :, arm] for shown, label in labels.items()},
                 log_x=True,
                 marks=[floor],
+                mark="floor",
+                shares=True,
             )
             for arm, floor in enumerate(config.floor_values)
         ]
     return FigureData(
         "selection-fractions",
         "Non-ideal scenario: how soon the floors are kept",
-        f"{_non_ideal(study, config)} The dotted line is the client's floor.",
+        f"{_non_ideal(study, config)} The thick line is the client's floor.",
         panels,
     )
 
@@ -298,7 +298,14 @@ def _fairness_scale(results: Results) -> FigureData:
                 by_rho[f"rho = {rho:g}"] = np.stack(values, axis=1)
             kind = "untruncated" if "untruncated" in label else "as printed"
             panels.append(
-                _panel(f"{title}, {kind}", "channels N", f"{what} [s]", x, by_rho, kind="points")
+                _panel(
+                    f"{title}, {kind}",
+                    "number of channels N",
+                    f"{what} [s]",
+                    x,
+                    by_rho,
+                    kind="points",
+                )
             )
     return FigureData(
         "fairness-scale",
@@ -440,7 +447,7 @@ def _evidence(results: Results) -> FigureData:
             Panel(
                 "time against the best fixed set",
                 "ratio of total times",
-                "",
+                "policy",
                 ratio_curves,
                 kind="forest",
                 rows=labels,
@@ -449,7 +456,7 @@ def _evidence(results: Results) -> FigureData:
             Panel(
                 "time saved against random",
                 "time [s]",
-                "",
+                "policy",
                 saved_curves,
                 kind="forest",
                 rows=labels,
@@ -526,10 +533,8 @@ def _panel(
     **options: Any,
 ) -> Panel:
     """Return a panel of curves from samples of shape (num_repetitions, len(x))."""
-    curves = []
-    for label, values in samples.items():
-        mean, half = mean_and_half_width(np.asarray(values, dtype=np.float64))
-        curves.append(Curve(label, np.asarray(x, dtype=np.float64), mean, mean - half, mean + half))
+    bounds = (0.0, 1.0) if options.get("shares") else None
+    curves = [curve_of(label, x, values, bounds=bounds) for label, values in samples.items()]
     return Panel(title, x_label, y_label, curves, **options)
 
 
@@ -537,7 +542,7 @@ def _accuracy_by_round(results: Results, plan: TrainingPlan, title: str = "") ->
     labels = list(plan.policies)
     rounds = plan.curve(results.arrays, labels[0], "rounds")[0]
     samples = {label: plan.curve(results.arrays, label, "accuracy") for label in labels}
-    return _panel(title, "round", "test accuracy", rounds, samples)
+    return _panel(title, "round", "test accuracy", rounds, samples, shares=True)
 
 
 def _accuracy_by_time(results: Results, plan: TrainingPlan, title: str) -> Panel:
@@ -557,7 +562,7 @@ def _accuracy_by_time(results: Results, plan: TrainingPlan, title: str) -> Panel
                 for time, values in zip(times[label], accuracy, strict=True)
             ]
         )
-    return _panel(title, "virtual time [s]", "test accuracy", grid, samples)
+    return _panel(title, "virtual time [s]", "test accuracy", grid, samples, shares=True)
 
 
 def _tradeoff_labels(config: PaperConfig, *, truncate: bool) -> dict[str, str]:
@@ -587,9 +592,12 @@ def _non_ideal(study: StudyCurves, config: PaperConfig) -> str:
 
 def _training(plan: TrainingPlan) -> str:
     settings = plan.settings
+    spread = "thin lines are the runs, the thick one is their mean"
+    if plan.num_seeds > plots.FEW_RUNS:
+        spread = "bands are 95 % intervals of the mean"
     return (
         f"K = {settings['num-clients']}, N = {settings['num-selected']}, "
-        f"{settings['rounds']} rounds, {plan.num_seeds} runs per policy."
+        f"{settings['rounds']} rounds, {plan.num_seeds} runs per policy: {spread}."
     )
 
 
@@ -618,7 +626,7 @@ def write_figure(
     folder.mkdir(parents=True, exist_ok=True)
     data_folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{data.name}.{kind}" for kind in ("png", "svg")]
-    with plots.look(data.name, **{"font.size": 9}):
+    with plots.styled(data.name):
         plots.save(_draw(data, mark), *paths)
     paths.append(data_folder / f"{data.name}.csv")
     with paths[-1].open("w", newline="", encoding="utf-8") as file:
@@ -642,78 +650,63 @@ def _draw(data: FigureData, mark: str) -> Figure:
     rows = -(-len(data.panels) // columns)
     size = (max(6.0, 4.6 * columns), 3.6 * rows + 0.8)
     figure, axes = plots.new_figure(size, rows, columns)
-    labels = dict.fromkeys(curve.label for panel in data.panels for curve in panel.curves)
-    looks = {
-        label: (f"C{number % 10}", style)
-        for (number, label), style in zip(enumerate(labels), cycle(plots.LINE_STYLES), strict=False)
-    }
+    looks = _looks(list(dict.fromkeys(c.label for panel in data.panels for c in panel.curves)))
     for panel, where in zip(data.panels, axes, strict=False):
         _draw_panel(panel, where, looks)
-    handles: dict[str, Any] = {}
-    for where in axes:
-        for handle, label in zip(*where.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
     for spare in axes[len(data.panels) :]:
         spare.set_axis_off()
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(2 if columns == 1 else 4, len(handles)),
-    )
+    plots.legend_below(figure, 2 if columns == 1 else 4)
     figure.suptitle(data.title + (f"   [{mark}]" if mark else ""))
     return figure
 
 
-def _draw_panel(panel: Panel, axes: Axes, looks: Mapping[str, tuple[str, Any]]) -> None:
-    """Draw one panel; ``looks`` are the colour and line style of each label."""
+def _looks(labels: Sequence[str]) -> dict[str, Look]:
+    """Return a policy's own look, and for all else looks in the order of the labels."""
+    looks = {label: look for label in labels if (look := policy_look(label))}
+    looks |= {label: Look(INK, (4, 1.5), "") for label in labels if label.startswith("bound")}
+    looks |= {label: Look(INK, (1, 1.5), "") for label in labels if label.startswith("tau_max")}
+    return looks | plots.ordered_looks([label for label in labels if label not in looks])
+
+
+def _draw_panel(panel: Panel, axes: Axes, looks: Mapping[str, Look]) -> None:
     if panel.kind == "forest":
-        _draw_forest(panel, axes)
+        _draw_forest(panel, axes, looks)
     else:
-        for curve in panel.curves:
-            color, style = looks[curve.label]
-            mean, low, high = curve.mean, curve.low, curve.high
-            if panel.log_y:  # what is not above 0 has no place there
-                mean, low, high = (np.where(v > 0, v, np.nan) for v in (mean, low, high))
-            axes.plot(
-                curve.x,
-                mean,
-                label=curve.label,
-                linestyle=style,
-                marker="o" if panel.kind == "points" else None,
-                markersize=4,
-                color=color,
-            )
-            axes.fill_between(curve.x, low, high, color=color, alpha=0.15, linewidth=0)
-        for mark in panel.marks:
-            axes.axhline(mark, color="0.4", linewidth=1, linestyle=":")
-        axes.set_ylabel(panel.y_label)
-        if panel.kind == "points":
+        points = panel.kind == "points"
+        for number, curve in enumerate(panel.curves):
+            look = looks[curve.label]
+            plots.draw_curve(axes, curve, look, number=number, points=points, positive=panel.log_y)
+        if points and panel.mark == "floor":
+            plots.draw_floors(axes, panel.marks, first=1.0, width=0.3)
+        else:
+            for mark in panel.marks:
+                plots.mark(axes, mark, panel.mark)
+        if points:
             axes.set_xticks(panel.curves[0].x)
-    axes.set_title(panel.title, fontsize="medium")
-    axes.set_xlabel(panel.x_label)
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
-        axes.set_xscale("log")
+        plots.powers_log(axes, on="x")
     if panel.log_y:
-        axes.set_yscale("log")
-    axes.grid(alpha=0.3)
+        plots.powers_log(axes)
+    if panel.shares:
+        plots.as_shares(axes)
 
 
-def _draw_forest(panel: Panel, axes: Axes) -> None:
+def _draw_forest(panel: Panel, axes: Axes, looks: Mapping[str, Look]) -> None:
     for number, curve in enumerate(panel.curves):
+        look = looks[curve.label]
         height = curve.x + 0.15 * (number - (len(panel.curves) - 1) / 2)
         ends = np.stack([curve.mean - curve.low, curve.high - curve.mean])
         axes.errorbar(
             curve.mean,
             height,
             xerr=ends,
-            fmt="os^Dv"[number % 5],
+            fmt=look.marker,
             markersize=4,
             capsize=2,
             label=curve.label,
-            color=f"C{number}",
+            color=look.colour.light,
         )
     for mark in panel.marks:
-        axes.axvline(mark, color="0.4", linewidth=1, linestyle=":")
-    axes.set_yticks(np.arange(len(panel.rows)), panel.rows)
-    axes.invert_yaxis()
+        plots.mark(axes, mark, panel.mark, on="x")
+    plots.label_rows(axes, panel.rows)

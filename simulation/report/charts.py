@@ -6,21 +6,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from flower_scheduling.palette import INK, MEANINGS, RULE, SERIES
 from flower_scheduling.strategies.base import FloatArray
 from flower_scheduling.strategies.deadline import AUTO
 
-from ..plots import BLUE, GREEN, GREY, INK, ORANGE, themed_svg
+from .. import plots
 from ..wording import percent, plain, seconds
 from .run_statistics import PARTS, ClientStatistics, RunStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PART_COLOURS: Final = (BLUE, ORANGE, GREEN)
 _HEIGHT: Final = 3.0
 _MAX_POINTS: Final = 1000
 # Up to so many rounds each one is drawn. Longer runs are drawn in so many stretches, of so many
@@ -33,6 +33,7 @@ _LOGARITHMIC: Final = 8.0
 _NEGLIGIBLE: Final = 0.001
 _MAX_BARS: Final = 25
 _MAX_ROWS: Final = 40
+_MOST_KINDS: Final = 3
 # A heat map is as high as so many rows, for the scale beside it.
 _FEWEST_ROWS: Final = 7
 _LONGEST_NAME: Final = 22
@@ -89,6 +90,7 @@ def draw_all(stats: RunStatistics, *, tau_max_s: float, target: float | None) ->
     return [
         _accuracy(stats, target),
         _lengths(stats, tau_max_s),
+        *_failures(stats),
         _stragglers(stats),
         _shares(stats),
         _heat(stats),
@@ -106,16 +108,17 @@ def _accuracy(stats: RunStatistics, target: float | None) -> ReportFigure:
     shown = _thinned(stats.evaluations)
     rounds, times_s, accuracy = (np.array(column) for column in zip(*shown, strict=True))
     last = stats.evaluations[-1]
-    aim = "" if target is None else f" Dotted: the target of {percent(target)}."
+    aim = "" if target is None else f" The line of dashes and dots: the target, {percent(target)}."
     alt = f"{percent(accuracy[0])} at first, {percent(last[2])} in round {last[0]}"
 
     def draw(x: FloatArray, label: str) -> Callable[[Axes], None]:
         def onto(axes: Axes) -> None:
-            axes.plot(x, accuracy, color=BLUE, marker="." if len(x) < 50 else None)
+            marker = "." if len(x) < 50 else None
+            axes.plot(x, accuracy, color=MEANINGS["accuracy"].light, marker=marker)
             if target is not None:
-                axes.axhline(target, color=INK, linewidth=1, linestyle=":")
-            axes.set_xlabel(label)
-            axes.set_ylabel("test accuracy")
+                plots.mark(axes, target, "target")
+            axes.set(xlabel=label, ylabel="test accuracy")
+            plots.as_shares(axes)
 
         return onto
 
@@ -142,43 +145,54 @@ def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
     edges = np.linspace(0, len(round_s), stretches + 1).round().astype(int)
     near = longest > 0.3 * tau_max_s
     spread_out = longest > _LOGARITHMIC * middle > 0.0
+    failed = stats.failed > 0
+
+    def draw_each(axes: Axes) -> None:
+        colour, broken = SERIES[0].light, MEANINGS["failed"].light
+        axes.plot(
+            numbers[~failed], round_s[~failed], ".", markersize=4, color=colour, label="round"
+        )
+        if failed.any():
+            where, lengths = numbers[failed], round_s[failed]
+            axes.plot(where, lengths, "x", markersize=5, color=broken, label="with a failure")
+        width = max(1, min(25, len(round_s) // 4)) | 1
+        axes.plot(numbers, _running_median(round_s, width), color=INK.light, label="median")
+
+    def draw_stretches(axes: Axes) -> None:
+        parts = [round_s[a:b] for a, b in pairwise(edges)]
+        where = (edges[:-1] + edges[1:] + 1) / 2
+        low, median, high = np.transpose([np.quantile(part, (0.1, 0.5, 0.9)) for part in parts])
+        most = [part.max() for part in parts]
+        axes.plot(where, most, ".", markersize=3, color=SERIES[1].light, label="longest")
+        axes.fill_between(
+            where, low, high, color=SERIES[0].light, alpha=0.3, linewidth=0, label="10 % to 90 %"
+        )
+        axes.plot(where, median, color=SERIES[0].light, label="median")
 
     def draw(axes: Axes) -> None:
-        from matplotlib.ticker import LogLocator, NullLocator
-
-        if every:
-            axes.plot(numbers, round_s, ".", markersize=4, color=BLUE, label="round")
-            width = max(1, min(25, len(round_s) // 4)) | 1
-            axes.plot(numbers, _running_median(round_s, width), color=ORANGE, label="median")
-        else:
-            parts = [round_s[a:b] for a, b in pairwise(edges)]
-            where = (edges[:-1] + edges[1:] + 1) / 2
-            medians, most = ([f(part) for part in parts] for f in (np.median, np.max))
-            axes.plot(where, most, color=ORANGE, linewidth=1, label="longest")
-            axes.plot(where, medians, color=BLUE, label="median")
+        (draw_each if every else draw_stretches)(axes)
         if near:
-            axes.axhline(tau_max_s, color=INK, linewidth=1, linestyle=":", label="deadline")
+            plots.mark(axes, tau_max_s, "deadline", "deadline")
         if spread_out:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_locator(NullLocator())
+            plots.plain_log(axes)
         else:
             axes.set_ylim(bottom=0)
-        axes.set_xlabel("round")
-        axes.set_ylabel("length [s]")
+        axes.set(xlabel="round", ylabel="length of a round [s]")
 
     how = (
-        "One point a round, and the median of its neighbours."
+        "One point a round, and the median of its neighbours. A cross: in this round a request "
+        "failed."
         if every
-        else f"Median and longest of some {len(round_s) // stretches} rounds each."
+        else f"Each point stands for some {len(round_s) // stretches} rounds: their median, where "
+        "10 % to 90 % of them lie, and the longest."
     )
     which = "last deadline" if stats.summary["tau_max_s"] == AUTO else "deadline"
     deadline = f"the {which} of {seconds(tau_max_s)}"
+    line = f"Dotted: {deadline}." if near else f"Far above what is drawn: {deadline}."
     return ReportFigure(
         "lengths",
         "How long the rounds took",
-        f"{how} {'Dotted: ' if near else 'Far above what is drawn: '}{deadline}.",
+        f"{how} {line}",
         [
             _picture(
                 draw,
@@ -190,6 +204,72 @@ def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
     )
 
 
+def _failures(stats: RunStatistics) -> list[ReportFigure]:
+    """Return the figure of requests that failed, if any did."""
+    kinds = sorted(stats.failures, key=lambda kind: -int(stats.failures[kind].sum()))
+    if not kinds:
+        return []
+    counts = {plain(kind, _LONGEST_NAME): stats.failures[kind] for kind in kinds[:_MOST_KINDS]}
+    if len(kinds) > _MOST_KINDS:
+        counts["others"] = np.sum([stats.failures[kind] for kind in kinds[_MOST_KINDS:]], axis=0)
+    requests = np.maximum(stats.requests, 1)
+    middles = (stats.edges[:-1] + stats.edges[1:] + 1) / 2
+    width = np.diff(stats.edges) * 0.9
+    total, asked = int(stats.failed.sum()), stats.selections
+    worst = [client for client in stats.clients if client.failures]
+    worst.sort(key=lambda client: (-client.failures.total(), client.selections))
+    concerned, worst = len(worst), worst[:_MAX_BARS]
+    names = _names(worst)
+    most = worst[0]
+
+    def over_time(axes: Axes) -> None:
+        begin = np.zeros(len(middles))
+        for number, (kind, count) in enumerate(counts.items()):
+            share = count / requests
+            axes.bar(middles, share, width, bottom=begin, label=kind, **plots.failure_bars(number))
+            begin += share
+        axes.set(xlabel="round", ylabel="share of the requests")
+        plots.as_shares(axes)
+
+    def by_client(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        counts = [client.failures.total() for client in worst]
+        plots.draw_bars(axes, counts, "failed", across=True)
+        plots.label_rows(axes, names)
+        axes.set(xlabel="number of requests that failed", ylabel="client")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    which = (
+        f"the {len(worst)} of {concerned:,} clients with most failures"
+        if concerned > len(worst)
+        else "each client with a failure"
+    )
+    return [
+        ReportFigure(
+            "failures",
+            "Requests that failed",
+            f"{total:,} of {asked:,} requests brought no update: first their share over the run, "
+            f"by what went wrong; then {which}, the one with most on top.",
+            [
+                _picture(
+                    over_time,
+                    f"Failed requests over the rounds: {percent(total / asked)} of all, most "
+                    f"often {next(iter(counts))}.",
+                    legend=True,
+                    grid="y",
+                ),
+                _picture(
+                    by_client,
+                    f"Failed requests by client: most of {names[0]}, {most.failures.total():,} of "
+                    f"its {most.selections:,}.",
+                    rows=len(worst),
+                ),
+            ],
+        )
+    ]
+
+
 def _stragglers(stats: RunStatistics) -> ReportFigure:
     title = "Time lost to stragglers"
     worst = sorted(stats.clients, key=lambda client: (-client.lost_s, -client.slowest))
@@ -198,26 +278,30 @@ def _stragglers(stats: RunStatistics) -> ReportFigure:
         return ReportFigure("stragglers", title, "No round had two clients to compare.", [])
     total_s = float(stats.round_s.sum())
     several = sum(client.slowest > 0 for client in stats.clients)
-    which = (
-        f"The {len(worst)} of {several} clients that cost most. " if several > len(worst) else ""
-    )
+    which = ""
+    if several > len(worst):
+        which = f"Shown are the {len(worst)} of {several:,} clients that cost most. "
     first = worst[0]
     names = _names(worst)
 
     def lost(axes: Axes) -> None:
-        _bars(axes, names, [client.lost_s for client in worst], BLUE)
-        axes.set_xlabel("time lost [s]")
+        plots.draw_bars(axes, [client.lost_s for client in worst], "lost", across=True)
+        plots.label_rows(axes, names)
+        axes.set(xlabel="time lost [s]", ylabel="client")
 
     def often(axes: Axes) -> None:
-        _bars(axes, names, [client.slowest / client.selections for client in worst], ORANGE)
-        axes.set_xlabel("share of its rounds in which it was the slowest")
+        shares = [client.slowest / client.selections for client in worst]
+        plots.draw_bars(axes, shares, "slowest", across=True)
+        plots.label_rows(axes, names)
+        axes.set(xlabel="share of its rounds in which it was the slowest", ylabel="client")
         axes.set_xlim(0, 1)
+        plots.as_shares(axes, on="x")
 
     return ReportFigure(
         "stragglers",
         title,
-        f"{which}Time lost: how much shorter the rounds of each client would have been without it. "
-        f"Over all rounds that is {seconds(stats.lost_s)} of {seconds(total_s)}.",
+        f"{which}Time lost: by how much the client made its rounds longer than the others in them "
+        f"needed. In all rounds together {seconds(stats.lost_s)} of {seconds(total_s)} were lost.",
         [
             _picture(
                 lost,
@@ -237,46 +321,52 @@ def _stragglers(stats: RunStatistics) -> ReportFigure:
 
 def _shares(stats: RunStatistics) -> ReportFigure:
     clients = [client for client in stats.clients if client.share is not None]
-    floors = [client.floor for client in clients]
-    some = any(floors)
+    floors = np.array([client.floor or 0.0 for client in clients])
+    some = bool(floors.any())
     missed = sum(client.missed for client in clients)
     names = _names(clients)
-    shares = np.array([client.share for client in clients])
+    shares = np.array([client.share or 0.0 for client in clients])
+    failed = np.array(
+        [
+            each / max(client.selections, 1) * client.failures.total()
+            for each, client in zip(shares.tolist(), clients, strict=True)
+        ]
+    )
     many = len(clients) > _MAX_ROWS
 
     def by_name(axes: Axes) -> None:
-        _bars(axes, names, shares, BLUE)
+        plots.draw_bars(axes, shares - failed, "ok", "delivered", across=True)
+        if failed.any():
+            plots.draw_bars(axes, failed, "failed", "failed", after=shares - failed, across=True)
         if some:
-            places = np.arange(len(clients))
-            marks = [floor or 0.0 for floor in floors]
-            axes.vlines(marks, places - 0.4, places + 0.4, color=INK, linewidth=2)
-        axes.set_xlabel("share of rounds")
+            plots.draw_floors(axes, floors, across=True)
+        plots.label_rows(axes, names)
+        axes.set(xlabel="share of rounds", ylabel="client")
+        plots.as_shares(axes, on="x")
 
     def by_rank(axes: Axes) -> None:
-        order = np.argsort(-shares, kind="stable")
-        places = np.arange(1, len(clients) + 1)
-        axes.plot(places, shares[order], color=BLUE, label="share")
+        order = np.argsort(-shares, kind="stable")[:: -(-len(clients) // _MAX_POINTS)]
+        places = np.linspace(1, len(clients), len(order))
+        axes.plot(places, shares[order], color=MEANINGS["ok"].light, linewidth=2.5, label="share")
         if some:
-            marks = np.array([floor or 0.0 for floor in floors])[order]
-            some_of_them = slice(None, None, -(-len(clients) // _MAX_POINTS))
-            axes.plot(
-                places[some_of_them],
-                marks[some_of_them],
-                ".",
-                markersize=2,
-                color=INK,
-                label="floor",
-            )
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("client, by its share")
-        axes.set_ylabel("share of rounds")
+            axes.plot(places, floors[order], ".", markersize=2.5, color=INK.light, label="floor")
+        if 0.0 < _LOGARITHMIC * np.median(shares) < shares.max() and shares.min() > 0.0:
+            plots.plain_log(axes)
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set(xlabel="clients by their share, the largest first", ylabel="share of rounds")
+        plots.as_shares(axes)
 
     kept = "There were no floors to keep."
     if some:
         kept = "All floors were kept."
         if missed:
             kept = f"{missed:,} of {len(clients):,} clients missed their floors."
-    mark = " The line is its floor." if some and not many else ""
+    mark = (
+        f" {'Dots are the floors.' if many else 'The line across a bar is its floor.'}"
+        if some
+        else ""
+    )
     alt = (
         f"Shares of {len(clients):,} clients, from {percent(float(shares.min()))} to "
         f"{percent(float(shares.max()))} of the rounds. {kept}"
@@ -286,10 +376,10 @@ def _shares(stats: RunStatistics) -> ReportFigure:
     draw = by_rank if many else by_name
     return ReportFigure(
         "shares",
-        "Who took part, against the floors",
-        "Share of the rounds in which a client trained, of those in which it belonged to the "
-        f"fleet.{mark} {kept}",
-        [_picture(draw, alt, rows=0 if many else len(clients), legend=many)],
+        "How often each client took part, against its floor",
+        "Share of the rounds for which a client was selected, of those in which it belonged to "
+        f"the fleet.{mark} {kept}",
+        [_picture(draw, alt, rows=0 if many else len(clients), legend=True)],
     )
 
 
@@ -320,25 +410,28 @@ def _heat(stats: RunStatistics) -> ReportFigure:
             interpolation="nearest",
             extent=(0.5, len(stats.round_s) + 0.5, len(rows) - 0.5, -0.5),
             vmin=0.0,
+            cmap=plots.heat_colours(),
         )
         axes.set_yticks(np.arange(len(rows)), labels)
         if not single:
             axes.tick_params(axis="y", length=0)
         axes.grid(False)
-        axes.set_xlabel("round")
-        bar = axes.figure.colorbar(image, ax=axes, label="share of rounds")
-        bar.outline.set_edgecolor(GREY)
+        axes.set(xlabel="round", ylabel="client" if single else "clients, in groups")
+        bar = axes.figure.colorbar(
+            image, ax=axes, label="share of rounds", format=plots.shown_percent
+        )
+        bar.outline.set_edgecolor(RULE.light)
 
     rows_are = (
-        "One row a client"
+        "Each row is a client"
         if single
         else f"Each row is a group of some {len(order) // len(groups)} clients"
     )
     return ReportFigure(
         "selections",
-        "Who was selected when",
+        "Which clients were selected when",
         f"{rows_are}, the fastest on top, those that never answered at the bottom. Blank: not "
-        "yet there.",
+        "joined yet.",
         [
             _picture(
                 draw,
@@ -370,7 +463,6 @@ def _round_trips(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
     reported = any(split is not None for split in splits)
 
     def draw(axes: Axes) -> None:
-        places = np.arange(len(shown))
         begin = np.zeros(len(shown))
         for number, part in enumerate(PARTS):
             if all(split is None or split[number] < _NEGLIGIBLE for split in splits):
@@ -381,27 +473,33 @@ def _round_trips(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
                     for split, median in zip(splits, medians, strict=True)
                 ]
             )
-            axes.barh(places, width, left=begin, color=_PART_COLOURS[number], label=part)
+            plots.draw_bars(axes, width, part, part, after=begin, across=True)
             begin += width
         rest = medians - begin
         if (rest > _NEGLIGIBLE * medians).any():
-            axes.barh(places, rest, left=begin, color=GREY, label="not reported")
-        axes.hlines(places, ends[0], ends[1], color=INK, linewidth=1.2)
-        _name_rows(axes, names)
+            plots.draw_bars(axes, rest, "unreported", "not reported", after=begin, across=True)
+        plots.draw_ranges(axes, ends[0], ends[1], across=True)
+        plots.label_rows(axes, names)
         axes.set_xlim(left=0)
-        axes.set_xlabel("round trip [s]")
+        axes.set(xlabel="round trip [s]", ylabel="client")
 
     split = (
-        " Its colours are the parts that clients report, computing and the emulated link, and the "
-        "network, which remains."
+        " Colours split it into computing and the emulated link, as clients report them, and the "
+        "network, which is the rest."
         if reported
+        else ""
+    )
+    profile = (
+        " The second picture shows all clients, the fastest first: their medians, and a band that "
+        "holds 80 % of the round trips of each."
+        if which
         else ""
     )
     return ReportFigure(
         "round-trips",
         title,
-        f"{which}Bar: median of the rounds that it completed; line: from where 10 % to where 90 % "
-        f"of them lie.{split}",
+        f"{which}Bars end at the median round trip of a client; 80 % of its round trips lie within "
+        f"the thin line, a tenth below it and a tenth above.{split}{profile}",
         [
             _picture(
                 draw,
@@ -409,8 +507,47 @@ def _round_trips(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
                 f"fastest {names[-1]}, {seconds(medians[-1])}; the deadline {seconds(tau_max_s)}.",
                 rows=len(shown),
                 legend=reported,
-            )
+            ),
+            *([_profile(slow[::-1], tau_max_s)] if which else []),
         ],
+    )
+
+
+def _profile(clients: Sequence[ClientStatistics], tau_max_s: float) -> Picture:
+    """Draw the round trips of many clients, the fastest first."""
+    low, middle, high = np.transpose(
+        [[client.quantile_s(level) or 0.0 for level in (0.1, 0.5, 0.9)] for client in clients]
+    )
+    ranks = np.arange(1, len(clients) + 1)
+    shown = slice(None, None, -(-len(clients) // _MAX_POINTS))
+    near = float(high.max()) > 0.3 * tau_max_s
+    colour = SERIES[0].light
+
+    def draw(axes: Axes) -> None:
+        axes.fill_between(
+            ranks[shown],
+            low[shown],
+            high[shown],
+            color=colour,
+            alpha=0.3,
+            linewidth=0,
+            label="10 % to 90 %",
+        )
+        axes.plot(ranks[shown], middle[shown], color=colour, label="median")
+        if near:
+            plots.mark(axes, tau_max_s, "deadline", "deadline")
+        if high.max() > _LOGARITHMIC * np.median(middle) > 0.0 and low.min() > 0.0:
+            plots.plain_log(axes)
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set(xlabel="clients by their median, the fastest first", ylabel="round trip [s]")
+
+    quarter, half, most = (seconds(float(np.quantile(middle, q))) for q in (0.25, 0.5, 0.75))
+    return _picture(
+        draw,
+        f"Round trips of all {len(clients):,} clients: a quarter of the medians are within "
+        f"{quarter}, half within {half}, three quarters within {most}.",
+        legend=True,
     )
 
 
@@ -423,6 +560,7 @@ def _picture(
     *,
     rows: int = 0,
     legend: bool = False,
+    grid: Literal["x", "y", "both"] | None = None,
 ) -> Picture:
     """Draw one pair of axes, transparent and with its text in the colour of the page.
 
@@ -436,24 +574,13 @@ def _picture(
         Names on the vertical axis, which need room.
     legend : bool
         Whether there is one, above the axes.
+    grid : {"x", "y", "both"}, optional
+        Axes with grid lines; across the rows by default, or both.
     """
     height = max(1.5, 0.24 * rows + 0.9) if rows else _HEIGHT
-    svg = themed_svg(draw, alt, height=height, grid="x" if rows else "both", legend=legend)
+    lines = grid or ("x" if rows else "both")
+    svg = plots.themed_svg(draw, alt, height=height, grid=lines, legend=legend)
     return Picture(svg, alt)
-
-
-def _bars(
-    axes: Axes, names: Sequence[str], values: Sequence[float] | FloatArray, colour: str
-) -> None:
-    places = np.arange(len(names))
-    axes.barh(places, values, color=colour)
-    _name_rows(axes, names)
-
-
-def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of horizontal bars, the first one on top."""
-    axes.set_yticks(np.arange(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def _names(clients: Sequence[ClientStatistics]) -> list[str]:

@@ -135,12 +135,12 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
     if run.finds_deadline:
         deadline += " in the last round; it was found from measured times"
     if suggested := summary["suggested_tau_max_s"]:
-        deadline += f"; what was measured suggests {seconds(suggested)}"
+        deadline += f"; the measured round trips suggest {seconds(suggested)}"
     lost = "no round had two clients to compare"
     if stats.compared:
         lost = (
-            f"{seconds(stats.lost_s)}, {percent(stats.lost_s / length_s)} of the rounds: what they "
-            "would have been shorter without the slowest client of each"
+            f"{seconds(stats.lost_s)}, {percent(stats.lost_s / length_s)} of the time: so much "
+            "shorter the rounds would have been without the slowest client of each"
         )
     rows = [
         ("Scheduled by", plain(run.strategy)),

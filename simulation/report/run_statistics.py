@@ -10,19 +10,15 @@ from typing import Any, Final
 import numpy as np
 
 from flower_scheduling.server.runs.totals import RunTotals
-from flower_scheduling.strategies.base import BoolArray, FloatArray
+from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
 from flower_scheduling.strategies.deadline import GivenDeadline
-from flower_scheduling.strategies.flower import Arm, RoundRecord
+from flower_scheduling.strategies.flower import Arm, RoundRecord, failure_kind
 
 from ..environments.recorded import RecordedRun, RunRecord
+from ..theory.missed_floors import missed_floor
 
 # Parts of a round trip: two that clients report, and the network, which remains.
 PARTS: Final = ("compute", "link", "network")
-# By how much a share may fall short of its floor and still count as kept: the smaller of the two.
-_SHORTFALL: Final = 0.01
-_PART_OF_FLOOR: Final = 0.1
-# Rounds that even a policy which keeps its floors may lag for a while.
-_LAG: Final = 6.0
 _COLUMNS: Final = 100
 # Rounds in a column of the heat map, at least.
 _COLUMN_ROUNDS: Final = 10
@@ -80,10 +76,7 @@ class ClientStatistics:
     @property
     def missed(self) -> bool:
         """Whether its floor was missed, by more than what is tolerated."""
-        if self.floor is None or self.share is None:
-            return False
-        short = self.floor - self.share
-        return short > min(_SHORTFALL, _PART_OF_FLOOR * self.floor) and short * self.rounds > _LAG
+        return missed_floor(self.share, self.floor, self.rounds)
 
     def quantile_s(self, level: float) -> float | None:
         """Return a quantile of its round trips."""
@@ -113,6 +106,8 @@ class RunStatistics:
         The run in numbers, as ``summary.json`` has them, counted again.
     round_s : (num_rounds,) float64
         Lengths of the rounds [s].
+    failed : (num_rounds,) int64
+        Requests of each round that brought nothing.
     evaluations : list of (int, float, float)
         Round, time since the start [s] and test accuracy, where the model was evaluated.
     on_clients : list of (int, mapping of str to float)
@@ -126,16 +121,23 @@ class RunStatistics:
         selected; NaN before it joined.
     edges : (num_columns + 1,) int64
         Where the stretches begin and end [rounds].
+    requests : (num_columns,) int64
+        Requests in each stretch.
+    failures : dict of str to (num_columns,) int64
+        Those that brought nothing, by the kind of failure.
     """
 
     clients: list[ClientStatistics]
     summary: dict[str, Any]
     round_s: FloatArray
+    failed: IntArray
     evaluations: list[tuple[int, float, float]]
     on_clients: list[tuple[int, Mapping[str, float]]]
     no_step: Counter[str]
     heat: FloatArray
-    edges: np.ndarray[Any, np.dtype[np.int64]]
+    edges: IntArray
+    requests: IntArray
+    failures: dict[str, IntArray]
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -228,6 +230,9 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
     column = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     heat = np.zeros((len(clients), len(edges) - 1))
     round_s = np.empty(run.num_rounds)
+    failed = np.zeros(run.num_rounds, dtype=np.int64)
+    requests = np.zeros(len(edges) - 1, dtype=np.int64)
+    failures: dict[str, IntArray] = {}
     evaluations = []
     on_clients: list[tuple[int, Mapping[str, float]]] = []
     no_step: Counter[str] = Counter()
@@ -235,6 +240,12 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         totals.count(each)
         round_s[row] = each.round_s
         np.add.at(heat[:, column[row]], each.selected, 1)
+        requests[column[row]] += len(each.results)
+        for reason in each.reason:
+            if reason is not None:
+                failed[row] += 1
+                kind = failure_kind(reason)
+                failures.setdefault(kind, np.zeros_like(requests))[column[row]] += 1
         if each.accuracy is not None:
             evaluations.append((each.round, each.time_s, float(each.accuracy)))
         if each.client_metrics:
@@ -249,7 +260,19 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
     arms = [Arm(index, "", 0, arm.name, arm.num_examples) for index, arm in enumerate(run.arms)]
     tau_max_s: GivenDeadline = "auto" if run.finds_deadline else run.tau_max_s
     summary = totals.summary(arms, run.floors or None, tau_max_s=tau_max_s)
-    return RunStatistics(clients, summary, round_s, evaluations, on_clients, no_step, heat, edges)
+    return RunStatistics(
+        clients,
+        summary,
+        round_s,
+        failed,
+        evaluations,
+        on_clients,
+        no_step,
+        heat,
+        edges,
+        requests,
+        failures,
+    )
 
 
 def _count(record: RoundRecord, clients: Sequence[ClientStatistics]) -> None:

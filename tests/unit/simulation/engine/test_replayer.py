@@ -64,7 +64,7 @@ def test_buffered_steps_are_replayed_as_rounds_with_as_many_updates(tmp_path: Pa
     found = replay(record, ["cs-ucb-q-adaptive"], num_seeds=20)
     assert [each.policy for each in found] == ["cs-ucb-q-adaptive"], "its own rule is no round's"
     assert found[0].time_s.mean > record.time_s, "waiting costs"
-    assert caveats(record, found)[0].startswith("The record is of buffered steps")
+    assert caveats(record, found)[0].startswith("The run was in buffered mode")
 
 
 def test_what_the_record_does_not_say_is_told(

@@ -220,7 +220,11 @@ def test_numbers_are_those_of_the_rounds(run_dir: Path) -> None:
     late = next(client for client in stats.clients if client.joined == 60)
     assert late.rounds == count - 59
     assert "joined after the first round: 1" in page.text
-    assert len(page.figures) == 8
+    assert len(page.figures) == 10
+    broken = f"{len(failures)} of {requests} requests brought no update"
+    assert broken in page.text, "failures have a figure of their own"
+    assert stats.failed.sum() == sum(stats.failures.values()).sum() == len(failures)
+    assert stats.requests.sum() == requests
 
 
 def test_the_answer_comes_from_pairs(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,7 +404,7 @@ def test_a_record_that_its_policy_does_not_reproduce_stands_for_itself(tmp_path:
     found = estimate_savings(record, 40)
     assert not found.paired
     assert found.saved_s.mean == pytest.approx(found.other_s.mean - record.time_s)
-    assert any("does not come out" in line for line in found.caveats)
+    assert any("another time than was recorded" in line for line in found.caveats)
 
 
 def test_what_fails_fast_is_said_to_count_as_the_deadline(tmp_path: Path) -> None:
