@@ -38,7 +38,7 @@ KINDS: Final = {
     DIVERGED: "the loss is no finite number any more",
     NOT_LEARNING: "twenty evaluations or more without a better accuracy",
     CHECKPOINT_STALE: "the last checkpoint is older than it should be",
-    FLOOR_UNKNOWN: "a floor is by a name that no client has",
+    FLOOR_UNKNOWN: "a floor is given to a name that no client has",
     CAME_AND_LEFT: "five clients or more came once and left",
 }
 """Every kind of alarm, and what it means."""
@@ -59,6 +59,32 @@ _GONE_CLIENTS: Final = 5
 _MAX_LOGGED: Final = 20  # alarms of one kind that the log names
 _LOG_AGAIN_S: Final = 3600.0  # and in which time [s]
 
+# What to do, at the end of an alarm's sentence.
+_LONGER_DEADLINE: Final = "a longer one (--tau-max-s), or auto, which finds one, loses fewer"
+_SHORTER_DEADLINE: Final = "a shorter one (--tau-max-s), or auto, which finds one, saves that time"
+_SEE_LOG: Final = "the log says more"
+_NO_STEP_ADVICE: Final = {
+    "nobody-available": "check that clients are running and connected",
+    "no-replies": "look at the logs of the clients, and at the deadline (--tau-max-s)",
+    "no-examples": "check that the clients have data to train on",
+    "quorum": "too few clients deliver, so look at the logs of those that fail",
+}
+_DIVERGED_TEXT: Final = (
+    "the loss is not a finite number, so the model has diverged: begin again from a checkpoint or "
+    "from the start, with a smaller learning rate"
+)
+_CHECKPOINT_ADVICE: Final = "check that the run directory can be written and the disk is not full"
+_UNKNOWN_ADVICE: Final = "its floor has no effect until it joins; check the name in --fairness"
+_NAME_ADVICE: Final = (
+    "a device that has another name at each start counts as another client; give it a fixed one "
+    "(--name)"
+)
+_FAILS_ADVICE: Final = "look at its log, and stop the client if it cannot be mended"
+_FLOOR_ADVICE: Final = (
+    "lower the floors (--fairness), select more clients a round (--num-selected), or see why it "
+    "was seldom available"
+)
+
 
 @dataclass(frozen=True, order=True)
 class Alarm:
@@ -71,7 +97,7 @@ class Alarm:
     arm : int
         The client's arm; -1 if it is about the run.
     text : str
-        One sentence.
+        One sentence: what is the matter, and what to do.
     """
 
     kind: str
@@ -199,30 +225,31 @@ class Alarms:
             yield Alarm(
                 DEADLINE_TIGHT,
                 -1,
-                f"{timeouts} of the last {answers} selections missed the deadline of "
-                f"{self._tau_max_s:g} s: a longer one loses fewer updates",
+                f"{timeouts} of the last {answers} requests missed the deadline of "
+                f"{self._tau_max_s:g} s, and their updates were lost: {_LONGER_DEADLINE}",
             )
         elif self._loose:
             yield Alarm(
                 DEADLINE_LOOSE,
                 -1,
-                f"in the last {len(self._window)} rounds no answer took more than "
-                f"{slowest_s:.3g} s, the deadline is {self._tau_max_s:g} s: a failing client "
-                "costs all of it",
+                f"the slowest answer in the last {len(self._window)} rounds took "
+                f"{slowest_s:.3g} s, but the deadline is {self._tau_max_s:g} s, and a client that "
+                f"fails delays its round by all of it: {_SHORTER_DEADLINE}",
             )
         totals = self._totals
         if totals.without_step >= _NO_STEP_ROUNDS and totals.last is not None:
-            text = f"the model has not changed for {totals.without_step} rounds"
-            yield Alarm(NO_STEP, -1, f"{text}: {totals.last.no_step or ''}")
+            why = totals.last.no_step or "unknown"
+            text = f"the model has not changed for {totals.without_step} rounds ({why})"
+            yield Alarm(NO_STEP, -1, f"{text}: {_NO_STEP_ADVICE.get(why, _SEE_LOG)}")
         if self._diverged:
-            yield Alarm(DIVERGED, -1, "the loss is not finite: the model has diverged")
+            yield Alarm(DIVERGED, -1, _DIVERGED_TEXT)
         elif self._evaluations_since >= _EVALUATIONS:
             text = f"no accuracy clearly better than {self._best:.4f} in {self._evaluations_since}"
             yield Alarm(NOT_LEARNING, -1, f"{text} evaluations")
         every = self._checkpoint_every
         if every and totals.rounds - saved_round > 2 * every:
-            text = f"the last checkpoint is of round {saved_round}, one every {every} is wanted"
-            yield Alarm(CHECKPOINT_STALE, -1, text)
+            text = f"the last checkpoint is of round {saved_round}, one is due every {every} rounds"
+            yield Alarm(CHECKPOINT_STALE, -1, f"{text}: {_CHECKPOINT_ADVICE}")
 
     def _follow_members(self, member: NDArray[np.bool_]) -> None:
         if (missing := member.size - self._there.size) > 0:
@@ -240,18 +267,17 @@ class Alarms:
                 self._names = names, self._rule.unknown_message(names)
             text = self._names[1]
         if text and self._totals.rounds >= _UNKNOWN_ROUNDS:
-            yield Alarm(FLOOR_UNKNOWN, -1, f"{text}, and a floor waits for it")
+            yield Alarm(FLOOR_UNKNOWN, -1, f"{text}: {_UNKNOWN_ADVICE}")
         gone = np.flatnonzero((self._joins <= 1) & (self._away >= _GONE_ROUNDS))
         if gone.size >= _GONE_CLIENTS:
             text = f"{gone.size} clients came once and left, {names[gone[-1]]} last"
-            advice = "a device that is called anew at each start should be given a name (--name)"
-            yield Alarm(CAME_AND_LEFT, -1, f"{text}: {advice}")
+            yield Alarm(CAME_AND_LEFT, -1, f"{text}: {_NAME_ADVICE}")
 
     def _of_clients(self, names: Sequence[str], floors: Sequence[float] | None) -> Iterator[Alarm]:
         for arm, (times, kind) in sorted(self._totals.failing.items()):
             if times >= _FAILURES:
-                text = f"{names[arm]} has failed {times} times in a row: {kind}"
-                yield Alarm(ALWAYS_FAILS, arm, text)
+                text = f"{names[arm]} has failed {times} times in a row ({kind})"
+                yield Alarm(ALWAYS_FAILS, arm, f"{text}: {_FAILS_ADVICE}")
         if floors is None or len(self._window) < _WINDOW:
             return
         floor = np.zeros(self._selected.size)
@@ -260,9 +286,10 @@ class Alarms:
         due = floor * self._member
         missed = (self._selected < _SHARE_OF_FLOOR * due) & (due - self._selected >= _OWED_ROUNDS)
         for arm in np.flatnonzero(missed).tolist():
-            share = self._selected[arm] / self._member[arm]
-            text = f"{names[arm]} had {share:.3f} of the last {self._member[arm]} rounds"
-            yield Alarm(FLOOR_MISSED, arm, f"{text}, its floor is {floor[arm]:.3f}")
+            count, rounds = int(self._selected[arm]), int(self._member[arm])
+            text = f"{names[arm]} took part in {count} of the last {rounds} rounds"
+            asked = f"its floor of {floor[arm]:.3g} asks for {due[arm]:.0f}"
+            yield Alarm(FLOOR_MISSED, arm, f"{text}, {asked}: {_FLOOR_ADVICE}")
 
     def _enter(self, entry: _WindowRound) -> None:
         """Add a round to the window, and drop the one that falls out of it."""
