@@ -101,8 +101,8 @@ def _seen_in_accuracy(results: Sequence[SimulationResult]) -> str:
         if not there:
             return f"The target of {percent(target)} was not reached"
         first = min(there, key=lambda each: float(each.summary["target_time_s"]))
-        lead = " first" if len(results) > 1 else ""
-        return f"{_name(first)} reached {percent(target)}{lead}, after {_reached(first)}"
+        lead = " first," if len(results) > 1 else ""
+        return f"{_name(first)} reached {percent(target)}{lead} after {_reached(first)}"
     best = max(known, key=lambda each: float(each.summary["accuracy"]))
     last = [each.round for each in best.records if each.accuracy is not None][-1]
     which = "the highest accuracy," if len(results) > 1 else "an accuracy of"

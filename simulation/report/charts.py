@@ -183,8 +183,8 @@ def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
         "One point a round, and the median of its neighbours. A cross: in this round a request "
         "failed."
         if every
-        else f"Each point stands for some {len(round_s) // stretches} rounds: their median, where "
-        "10 % to 90 % of them lie, and the longest."
+        else f"Each point stands for some {len(round_s) // stretches} rounds: their median, the "
+        "range of the middle 80 %, and the longest."
     )
     which = "last deadline" if stats.summary["tau_max_s"] == AUTO else "deadline"
     deadline = f"the {which} of {seconds(tau_max_s)}"
@@ -376,7 +376,7 @@ def _shares(stats: RunStatistics) -> ReportFigure:
     draw = by_rank if many else by_name
     return ReportFigure(
         "shares",
-        "How often each client took part, against its floor",
+        "How often each client took part" + (", against its floor" if some else ""),
         "Share of the rounds for which a client was selected, of those in which it belonged to "
         f"the fleet.{mark} {kept}",
         [_picture(draw, alt, rows=0 if many else len(clients), legend=True)],
