@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .engine.runner import SimulationResult
 
 _LONGEST_NAME = 14
+_LONGEST_LABEL = 40
 # From this ratio of longest to median on, lengths of rounds are drawn on a logarithmic scale.
 _LOGARITHMIC = 5.0
 # A smallest share below this one is drawn on a logarithmic scale.
@@ -271,7 +272,7 @@ def _seen_of_clients(result: SimulationResult, clients: Sequence[_Client]) -> st
 
 
 def _name(result: SimulationResult) -> str:
-    return plain(result.config.strategy)
+    return plain(result.config.strategy, _LONGEST_LABEL)
 
 
 def _with_looks(

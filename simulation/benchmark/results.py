@@ -159,7 +159,7 @@ def _draw(results: Sequence[Result], *paths: Path) -> None:
     lines = -(-len(scenarios) // columns)
     tallest = max(sum(e.scenario.name == name for e in results) for name in scenarios)
     with plots.styled("league", **{"svg.fonttype": "none"}):
-        size = (4.6 * columns, (1.0 + 0.2 * tallest) * lines + 0.6)
+        size = (max(6.4, 4.6 * columns), (1.0 + 0.2 * tallest) * lines + 0.6)
         figure, panels = plots.new_figure(size, lines, columns)
         for panel, name in zip(panels, scenarios, strict=False):
             _draw_scenario(panel, [each for each in results if each.scenario.name == name])

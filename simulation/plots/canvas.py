@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Letters of a legend in an inch, and how many the sample beside a label takes.
+_LETTERS: Final = 13
+_HANDLE: Final = 10
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": 9,
     "axes.titlesize": "medium",
@@ -74,17 +77,27 @@ def save(figure: Figure, *paths: Path) -> None:
 
 
 def legend_below(figure: Figure, columns: int = 4) -> None:
-    """Put one legend below all axes, each label once; none for a single curve."""
+    """Put one legend below all axes, each label once; none for a single curve.
+
+    Parameters
+    ----------
+    figure : Figure
+        Its axes have the labels.
+    columns : int
+        Columns at most; fewer where labels are long.
+    """
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*_listed(axes), strict=True):
             handles.setdefault(label, handle)
     if len(handles) > 1:
+        longest = _HANDLE + max(map(len, handles))
+        fitting = max(1, int(_LETTERS * figure.get_figwidth() / longest))
         figure.legend(
             list(handles.values()),
             list(handles),
             loc="outside lower center",
-            ncols=min(columns, len(handles)),
+            ncols=min(columns, fitting, len(handles)),
         )
 
 

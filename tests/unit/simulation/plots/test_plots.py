@@ -133,6 +133,21 @@ def test_failures_are_hatched() -> None:
     assert failed.get_y() == 0.5
 
 
+@pytest.mark.parametrize("length", [6, 30, 60])
+def test_a_legend_stays_within_its_figure(length: int) -> None:
+    with plots.styled("test"):
+        figure, axes = plots.new_figure((10, 4), 1, 2)
+        for number in range(9):
+            axes[0].plot([0, 1], [0, number], label=f"{number}".ljust(length, "x"))
+        plots.legend_below(figure)
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert len(legend.get_texts()) == 9
+
+
 # --- themes ---------------------------------------------------------------------------------------
 
 
