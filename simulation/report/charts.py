@@ -363,7 +363,7 @@ def _shares(stats: RunStatistics) -> ReportFigure:
         if missed:
             kept = f"{missed:,} of {len(clients):,} clients missed their floors."
     mark = (
-        f" {'Dots are the floors.' if many else 'The line across a bar is its floor.'}"
+        f" {'Small dots: the floors.' if many else 'The line across a bar is its floor.'}"
         if some
         else ""
     )
