@@ -174,7 +174,8 @@ def _other(number: int) -> Look:
 def css_colours() -> str:
     """Return the palette as CSS: ``--failed``, ``--policy-random``, with other values in the dark.
 
-    What is printed is on light ground, whatever the screen is like.
+    What is printed is on light ground, whatever the screen is like; so is a page that is marked
+    ``data-paper``, since canvases are drawn before they are printed.
     """
     policies = {f"policy-{name}": look.colour for name, look in looks(_NAMED).items()}
     named = {**MEANINGS, **{f"series-{i}": each for i, each in enumerate(SERIES)}, **policies}
@@ -185,5 +186,6 @@ def css_colours() -> str:
     heat = "; ".join(f"--heat-{i}: {stop}" for i, stop in enumerate(HEAT))
     return (
         f":root {{ {light}; {heat} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        "@media screen and (prefers-color-scheme: dark) "
+        f"{{ :root:not([data-paper]) {{ {dark} }} }}\n"
     )
