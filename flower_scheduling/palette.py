@@ -77,6 +77,7 @@ MEANINGS: Final[Mapping[str, Colour]] = {
     "unreported": GREY,
     # What a score is made of, in ``Explanation.parts``.
     "part-mean": BLUE,
+    "part-time": BLUE,
     "part-failures": RUST,
     "part-bonus": AMBER,
     "part-draw": PURPLE,
@@ -85,6 +86,7 @@ MEANINGS: Final[Mapping[str, Colour]] = {
     "part-accuracy": NAVY,
     "part-loss": VERMILLION,
     "part-turn": UMBER,
+    "part-staleness": UMBER,
     "part-chance": GREY,
     "part-weight": BROWN,
 }
