@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from flower_scheduling.strategies.flower import (
     MAX_CLIENT_METRICS,
     MAX_METRIC_NAME,
     ArmResult,
+    Pick,
     RoundRecord,
 )
 
@@ -56,6 +57,8 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
         line["buffered"] = True
     if record.late:
         line["late"] = record.late
+    if record.picks:
+        line["picks"] = [{"arm": pick.arm, "begin_s": pick.begin_s} for pick in record.picks]
     known = {name: getattr(record, name) for name in (*_SIZES, "deadline_s")}
     return line | {name: value for name, value in known.items() if value is not None}
 
@@ -95,6 +98,9 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
         raise ValueError(f"it has {line['num_arms']} arms, {line['num_available']} available")
     if line.get("scores") and line["num_arms"] > MAX_ARMS:
         raise ValueError("it has scores of too many arms")
+    entries = (line.get("scores") or {}).get("picks", ())
+    if len(entries) > len(line.get("picks", ())):
+        raise ValueError("it has scores of picks that were not made")
     if line["round"] != number:
         raise ValueError(f"it is of round {line['round']}")
     count = len(line["selected"])
@@ -104,6 +110,7 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
         raise ValueError("a client completed without a round-trip time")
     listed = (line.get(key, ()) for key in ("selected", "late", "available", "absent"))
     arms = [arm for each in listed for arm in each]
+    arms += [pick["arm"] for pick in line.get("picks", ())]
     if max(arms, default=-1) >= line["num_arms"]:
         raise ValueError(f"it has an arm beyond its {line['num_arms']}")
     return line
@@ -147,6 +154,7 @@ def record_of(line: Mapping[str, Any], names: Sequence[str]) -> RoundRecord:
         for place, arm in enumerate(selected)
     ]
     values = {f.name: line[f.name] for f in fields(RoundRecord) if f.name in line}
+    values["picks"] = [Pick(pick["arm"], pick["begin_s"]) for pick in line.get("picks", ())]
     values.setdefault("available", list(range(line["num_available"])))
     return RoundRecord(**values, results=results)
 
@@ -200,7 +208,22 @@ def _metrics(value: object) -> bool:
     )
 
 
+def _picks(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pick, dict) and _count(pick.get("arm")) and _seconds(pick.get("begin_s"))
+        for pick in value
+    )
+
+
 def _scores(value: object) -> bool:
+    return _block(value) and _list_of(_or_none(_pick_block))(value.get("picks", []))
+
+
+def _pick_block(value: object) -> bool:
+    return _block(value) and _count(value.get("num_arms")) and value["num_arms"] <= MAX_ARMS
+
+
+def _block(value: object) -> TypeGuard[dict[str, Any]]:
     return (
         isinstance(value, dict)
         and _count(value.get("at"))
@@ -249,8 +272,9 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     **dict.fromkeys(_SIZES, _count),
     "deadline_s": _seconds,
     "late": _list_of(_count),
+    "picks": _picks,
 }
-_LATER: Final = (*_METRICS, "scores", *_SIZES, "deadline_s", "late")
+_LATER: Final = (*_METRICS, "scores", *_SIZES, "deadline_s", "late", "picks")
 # Not listed above some number of arms, of few rounds, or not written by earlier versions
 _OPTIONAL: Final = (
     *("available", "absent", "no_step", "diverged", *_LATER, "buffered"),

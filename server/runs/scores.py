@@ -3,6 +3,7 @@
 A round's block is a matrix of little-endian float32, a row per quantity and a column per arm; the
 round's line in ``rounds.jsonl`` says where it begins and what its rows are. Twelve to twenty-four
 bytes per arm and round; as text it would be several times that, and slower than the round.
+Behind the block of a buffered step are those of its last picks, one each.
 """
 
 from __future__ import annotations
@@ -95,18 +96,37 @@ class ScoreFile:
         explanation = record.explanation
         if explanation is None or record.num_arms > MAX_ARMS:
             return None
-        rows = _rows(explanation, record)
-        block = np.empty((len(rows), record.num_arms), dtype=_DTYPE)
+        available = np.zeros(record.num_arms)
+        available[record.available] = 1.0
+        found, data = self._block(self._end, explanation, available, record.queue)
+        picks = []
+        for pick in record.picks:
+            entry = None
+            if pick.explanation is not None and pick.idle is not None:
+                at = self._end + len(data)
+                entry, block = self._block(at, pick.explanation, pick.idle, pick.queue)
+                entry["num_arms"] = pick.idle.size
+                data += block
+            picks.append(entry)
+        if picks:
+            found["picks"] = picks
+        self._write(data)
+        return found
+
+    @staticmethod
+    def _block(
+        at: int,
+        explanation: Explanation,
+        available: NDArray[Any],
+        queue: NDArray[np.float64] | None,
+    ) -> tuple[dict[str, Any], bytes]:
+        """Return an entry, and the bytes that it tells of."""
+        rows = _rows(explanation, available, queue)
+        block = np.empty((len(rows), available.size), dtype=_DTYPE)
         for row, values in zip(block, rows.values(), strict=True):
             row[...] = values
-        found = {
-            "at": self._end,
-            "rule": explanation.rule,
-            "unit": explanation.unit,
-            "rows": list(rows),
-        }
-        self._write(block.tobytes())
-        return found
+        rule, unit = explanation.rule, explanation.unit
+        return {"at": at, "rule": rule, "unit": unit, "rows": list(rows)}, block.tobytes()
 
     def close(self) -> None:
         """Close the file."""
@@ -124,11 +144,16 @@ class ScoreFile:
 
 
 def end_of(line: Mapping[str, Any]) -> int:
-    """Return where a round's block ends [bytes], by its line; 0 where it has none."""
+    """Return where a round's last block ends [bytes], by its line; 0 where it has none."""
     found = line.get("scores")
     if not found:
         return 0
-    return int(found["at"]) + len(found["rows"]) * int(line["num_arms"]) * _DTYPE.itemsize
+    blocks = [(found, line["num_arms"])]
+    blocks += [(each, each["num_arms"]) for each in found.get("picks", ()) if each is not None]
+    return max(
+        int(each["at"]) + len(each["rows"]) * int(num_arms) * _DTYPE.itemsize
+        for each, num_arms in blocks
+    )
 
 
 def read_scores(run_dir: Path, line: Mapping[str, Any]) -> Scores | None:
@@ -146,9 +171,32 @@ def read_scores(run_dir: Path, line: Mapping[str, Any]) -> Scores | None:
     Scores or None
         ``None`` where they were not recorded, or are lost.
     """
-    found, num_arms = line.get("scores"), line["num_arms"]
-    if not found:
-        return None
+    found = line.get("scores")
+    return _read(run_dir, found, line["num_arms"]) if found else None
+
+
+def read_pick_scores(run_dir: Path, line: Mapping[str, Any]) -> list[Scores | None]:
+    """Read the scores by which the channels of a buffered step were given away.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    line : mapping
+        The step's line in ``rounds.jsonl``.
+
+    Returns
+    -------
+    list of (Scores or None)
+        For each of the line's ``picks``; ``None`` where they were not recorded, or are lost. The
+        available arms are those that were idle, and ``owed`` is as it was before the pick.
+    """
+    entries = (line.get("scores") or {}).get("picks", ())
+    found = [_read(run_dir, each, each["num_arms"]) if each else None for each in entries]
+    return found + [None] * (len(line.get("picks", ())) - len(found))
+
+
+def _read(run_dir: Path, found: Mapping[str, Any], num_arms: int) -> Scores | None:
     shape = len(found["rows"]), num_arms
     try:
         with (run_dir / FILE).open("rb") as file:
@@ -167,12 +215,12 @@ def read_scores(run_dir: Path, line: Mapping[str, Any]) -> Scores | None:
     return Scores(found["rule"], found["unit"], available > 0, rows, tie_break, owed)
 
 
-def _rows(explanation: Explanation, record: RoundRecord) -> dict[str, Any]:
-    available = np.zeros(record.num_arms)
-    available[record.available] = 1.0
+def _rows(
+    explanation: Explanation, available: NDArray[Any], queue: NDArray[np.float64] | None
+) -> dict[str, Any]:
     rows: dict[str, Any] = {AVAILABLE: available, **explanation.parts}
     if explanation.tie_break is not None:
         rows[_TIE] = explanation.tie_break
-    if record.queue is not None:
-        rows[_OWED] = record.queue
+    if queue is not None:
+        rows[_OWED] = queue
     return rows

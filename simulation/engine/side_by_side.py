@@ -139,7 +139,7 @@ def _simulate(config: SimulationConfig) -> SimulationResult | None:
     except KeyboardInterrupt:
         return None
     # What only the run directory's files need does not travel.
-    slim = [replace(record, explanation=None, queue=None) for record in result.records]
+    slim = [replace(record, explanation=None, queue=None, picks=[]) for record in result.records]
     return replace(result, records=slim)
 
 

@@ -11,12 +11,14 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from flower_scheduling.errors import one_line
 
-from ..base import Explanation, FloatArray
+from ..base import BoolArray, Explanation, FloatArray
 
 MAX_CLIENT_METRICS: Final = 64
 """Metrics of an evaluation on clients that are recorded, at most."""
 MAX_METRIC_NAME: Final = 80
 """Longest name of such a metric."""
+EXPLAINED_SCORES: Final = 4096
+"""The last picks of a buffered step are explained, as many as have so many scores together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,32 @@ class ArmResult:
     def completed(self) -> bool:
         """Whether a usable update came in time."""
         return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A client that was given a free channel in a buffered step.
+
+    Attributes
+    ----------
+    arm : int
+        Its index.
+    begin_s : float
+        When, since the start of the run [s].
+    idle : (num_arms,) bool or None
+        Arms that could have been given it; ``None`` where the strategy was not to explain, and of
+        the earlier picks of a step with many (:data:`EXPLAINED_SCORES`).
+    explanation : Explanation or None
+        Why this one was, over all arms.
+    queue : (num_arms,) float64 or None
+        Virtual queues at that moment [updates]; ``None`` for a policy without.
+    """
+
+    arm: int
+    begin_s: float
+    idle: BoolArray | None = None
+    explanation: Explanation | None = None
+    queue: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +136,9 @@ class RoundRecord:
     late : list of int
         Arms that were asked as well and had not answered when enough others had: neither among the
         results nor failures.
+    picks : list of Pick
+        In a buffered step, which clients were given a channel, in this order; the results tell what
+        became of them, in this step or a later one.
     """
 
     round: int
@@ -131,6 +162,7 @@ class RoundRecord:
     queue: FloatArray | None = field(default=None, compare=False)
     deadline_s: float | None = None
     late: list[int] = field(default_factory=list)
+    picks: list[Pick] = field(default_factory=list, compare=False)
 
     @property
     def selected(self) -> list[int]:

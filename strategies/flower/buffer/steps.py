@@ -35,7 +35,7 @@ from ...base import (
     check_real,
 )
 from ..grids import SelectedNodesGrid
-from ..record import ArmResult, RoundRecord
+from ..record import EXPLAINED_SCORES, ArmResult, Pick, RoundRecord
 from ..replies import ArraySpec, Update
 from ..reply_sorter import ODD
 from ..round import ModelStep, RoundParts, set_ttl
@@ -223,7 +223,7 @@ class BufferedStep(ModelStep):
         self.configured = False  # whether the wrapped strategy has seen the model of this step
         self.available: list[int] = []
         self.absent: list[int] = []
-        self.explanation: Explanation | None = None
+        self.picks: list[Pick] = []
         self.queue: FloatArray | None = None
         self.begin_s = parts.timed.now()
         self.length_s = 0.0
@@ -235,6 +235,20 @@ class BufferedStep(ModelStep):
     def arms(self) -> list[int]:
         """Arms whose work has ended in this step, each once."""
         return sorted({result.arm for result in self.results})
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Why the last pick of the step was made."""
+        return self.picks[-1].explanation if self.picks else None
+
+    def note_pick(self, pick: Pick) -> None:
+        """Keep a pick; of many the last ones alone keep their explanation."""
+        self.picks.append(pick)
+        if pick.idle is None:
+            return
+        last = len(self.picks) - 1 - max(1, EXPLAINED_SCORES // max(pick.idle.size, 1))
+        if last >= 0:
+            self.picks[last] = Pick(self.picks[last].arm, self.picks[last].begin_s)
 
     def note_bytes(self, exchange: Exchange) -> None:
         """Count what an exchange has sent and received."""
@@ -328,6 +342,7 @@ class BufferedStep(ModelStep):
             explanation=self.explanation,
             queue=self.queue,
             deadline_s=self.deadline_s,
+            picks=self.picks,
         )
 
 
@@ -438,16 +453,21 @@ class Channels:
             found = np.flatnonzero(selection.mask)
             if not found.size:
                 return
-            if parts.explain:
-                one.explanation = parts.policy.explain(selection)
             arm = int(found[0])
             (node,) = table.node_ids([arm])
             message = self._message(one, arm, node, arrays, config)
             deadline_s = min(parts.deadline.of([arm]), self._timeout_s)
             set_ttl([message], deadline_s)
-            now_s = parts.timed.now()
-            self._work[node] = _Work(arm, selection, self._version, now_s - begin_s, deadline_s)
+            at_s = parts.timed.now() - begin_s
+            one.note_pick(self._pick(arm, at_s, selection))
+            self._work[node] = _Work(arm, selection, self._version, at_s, deadline_s)
             self._grid.dispatch([message], deadline_s)
+
+    def _pick(self, arm: int, begin_s: float, selection: Selection) -> Pick:
+        policy = self._parts.policy
+        if not self._parts.explain or (explanation := policy.explain(selection)) is None:
+            return Pick(arm, begin_s)
+        return Pick(arm, begin_s, selection.context.available, explanation, policy.queue)
 
     def _message(
         self, one: BufferedStep, arm: int, node: int, arrays: ArrayRecord, config: ConfigRecord

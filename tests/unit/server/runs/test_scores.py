@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,17 @@ import numpy as np
 import pytest
 from factories import round_record, small_model
 
-from flower_scheduling.server.runs.directory import RunDirectory, written_rounds
-from flower_scheduling.server.runs.scores import FILE, ScoreFile, end_of, read_scores
+from flower_scheduling.server.runs.directory import RunDirectory, read_rounds, written_rounds
+from flower_scheduling.server.runs.round_lines import read_line
+from flower_scheduling.server.runs.scores import (
+    FILE,
+    ScoreFile,
+    end_of,
+    read_pick_scores,
+    read_scores,
+)
 from flower_scheduling.strategies import Explanation
-from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import Pick, RoundRecord
 
 MODEL = small_model()
 
@@ -119,3 +127,49 @@ def test_a_full_disk_costs_scores_and_leaves_the_file_whole(
     assert found is not None
     assert found["at"] == size
     log.close()
+
+
+def step(number: int, picks: list[Pick]) -> RoundRecord:
+    return explained(number, picks=picks, buffered=True)
+
+
+def pick(arm: int, begin_s: float, num_arms: int = 3) -> Pick:
+    idle = np.zeros(num_arms, dtype=np.bool_)
+    idle[arm] = True
+    explanation = Explanation("smallest", "s", {"mean": np.full(num_arms, begin_s)})
+    return Pick(arm, begin_s, idle, explanation, np.arange(num_arms, dtype=np.float64))
+
+
+def test_each_pick_of_a_buffered_step_has_scores_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    first = step(1, [Pick(1, 0.25), pick(0, 0.5, num_arms=2), pick(2, 0.75)])
+    lines = write(path, first, explained(2))
+    assert lines[0]["picks"] == [
+        {"arm": 1, "begin_s": 0.25}, {"arm": 0, "begin_s": 0.5}, {"arm": 2, "begin_s": 0.75},
+    ]  # fmt: skip
+    none, early, last = read_pick_scores(path, lines[0])
+    assert none is None
+    assert early is not None
+    assert last is not None
+    assert (early.rule, early.unit, early.available.tolist()) == ("smallest", "s", [True, False])
+    assert last.available.tolist() == [False, False, True]
+    assert last.parts["mean"].tolist() == [0.75] * 3
+    assert last.owed is not None
+    assert last.owed.tolist() == [0.0, 1.0, 2.0]
+    assert read_pick_scores(path, lines[1]) == []
+    assert lines[1]["scores"]["at"] == end_of(lines[0])
+    (record, _) = read_rounds(path, 2, ["a", "b", "c"])
+    assert [(each.arm, each.begin_s) for each in record.picks] == [(1, 0.25), (0, 0.5), (2, 0.75)]
+    directory = RunDirectory.reopen(path, {}, 1)
+    directory.close()
+    assert (path / FILE).stat().st_size == end_of(lines[0])
+
+
+def test_scores_of_picks_that_were_not_made_are_refused(tmp_path: Path) -> None:
+    (line,) = write(tmp_path / "run", step(1, [pick(0, 0.5)]))
+    data = json.dumps({**line, "picks": []}).encode()
+    with pytest.raises(ValueError, match="picks that were not made"):
+        read_line(data, 1)
+    for wrong in ({"arm": 5, "begin_s": 1.0}, {"arm": 0, "begin_s": -1.0}, {"arm": 0}, 3):
+        with pytest.raises(ValueError, match=r"picks|beyond"):
+            read_line(json.dumps({**line, "picks": [wrong]}).encode(), 1)

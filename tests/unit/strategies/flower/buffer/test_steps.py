@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,10 @@ from scripted_grid import Client, ScriptedGrid, erring
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES, REPEAT, REQUEST
 from flower_scheduling.errors import ConfigError, NoStepError
-from flower_scheduling.strategies import RoundContext, SchedulingPolicy
+from flower_scheduling.strategies import Explanation, RoundContext, SchedulingPolicy
 from flower_scheduling.strategies.base import BoolArray
-from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy
+from flower_scheduling.strategies.flower import Pick, RoundRecord, ScheduledStrategy
+from flower_scheduling.strategies.flower.buffer.steps import BufferedStep
 from flower_scheduling.strategies.selection import top_arms
 
 
@@ -204,6 +206,35 @@ def test_step_without_clients_is_waited_for_within_its_bound() -> None:
     assert records[-1].no_step == "nobody-available"
     assert records[-1].results == []
     assert records[0].stepped
+
+
+def test_every_channel_that_is_given_away_is_recorded_with_its_reason() -> None:
+    grid = ScriptedGrid([adding()] * 6)
+    settings: dict[str, Any] = {"num_selected": 3, "buffer_size": 2, "explain": True}
+    _, records, _, _ = run([], grid=grid, policy="cs-ucb-adaptive", rounds=12, **settings)
+    picks = [(pick.arm, pick.begin_s) for record in records for pick in record.picks]
+    ended = [(r.arm, r.begin_s) for record in records for r in record.results]
+    assert set(ended) <= set(picks), "what has ended was given a channel, then and not later"
+    assert len(picks) - len(ended) <= 3, "the others are at work"
+    for record in records:
+        for pick in record.picks:
+            assert pick.idle is not None
+            assert pick.explanation is not None
+            assert pick.idle[pick.arm]
+            score = pick.explanation.score
+            assert score[pick.arm] == score[pick.idle].min(), "by the score of that moment"
+    assert records[-1].explanation is records[-1].picks[-1].explanation
+
+
+def test_of_many_picks_in_a_large_fleet_the_last_ones_are_explained() -> None:
+    parts: Any = SimpleNamespace(timed=SimpleNamespace(now=lambda: 0.0))
+    one = BufferedStep(parts, 1, ArrayRecord(), None)
+    explanation = Explanation("drawn", "", {"chance": np.zeros(1024)})
+    for arm in range(10):
+        idle = np.ones(1024, dtype=np.bool_)
+        one.note_pick(Pick(arm, 0.5 * arm, idle, explanation))
+    assert [pick.explanation is not None for pick in one.picks] == [False] * 6 + [True] * 4
+    assert [pick.arm for pick in one.picks] == list(range(10))
 
 
 class Picky(SchedulingPolicy):
