@@ -36,7 +36,7 @@ KINDS: Final = {
     DEADLINE_LOOSE: "the deadline is many times what any client takes",
     NO_STEP: "the model has not changed for ten rounds or more",
     DIVERGED: "the loss is no finite number any more",
-    NOT_LEARNING: "twenty evaluations or more without a better accuracy",
+    NOT_LEARNING: "twenty evaluations or more without a better accuracy, and not at a plateau",
     CHECKPOINT_STALE: "the last checkpoint is older than it should be",
     FLOOR_UNKNOWN: "a floor is given to a name that no client has",
     CAME_AND_LEFT: "five clients or more came once and left",
@@ -53,6 +53,8 @@ _CALM: Final = 0.5  # an alarm on the deadline ends at this part of what began i
 _BETTER: Final = 0.002  # what an accuracy must gain to count as better
 _NO_STEP_ROUNDS: Final = 10
 _EVALUATIONS: Final = 20
+_LEARNED: Final = 0.02  # above its first accuracy a model has learned, so that it may be done
+_FALLEN: Final = 0.05  # below its best it is no longer what it was
 _UNKNOWN_ROUNDS: Final = 10  # in which a client of a name may still join
 _GONE_ROUNDS: Final = 10  # after which a client counts as gone
 _GONE_CLIENTS: Final = 5
@@ -152,7 +154,8 @@ class Alarms:
         self._joins: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._away: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._names: tuple[Sequence[str], str] = (), ""  # and which floors none of them is meant by
-        self._best, self._evaluations_since = -1.0, 0
+        self._first, self._best, self._evaluations_since = -1.0, -1.0, 0
+        self._recent: deque[float] = deque(maxlen=_EVALUATIONS)
         self._tight = self._loose = self._diverged = False
 
     def observe(self, record: RoundRecord) -> None:
@@ -176,6 +179,9 @@ class Alarms:
         if record.diverged or record.loss is not None:  # a missing loss says nothing
             self._diverged = record.diverged
         if record.accuracy is not None:
+            if not self._recent:
+                self._first = record.accuracy
+            self._recent.append(record.accuracy)
             better = record.accuracy > self._best + _BETTER
             self._evaluations_since = 0 if better else self._evaluations_since + 1
             self._best = record.accuracy if better else self._best
@@ -243,13 +249,32 @@ class Alarms:
             yield Alarm(NO_STEP, -1, f"{text}: {_NO_STEP_ADVICE.get(why, _SEE_LOG)}")
         if self._diverged:
             yield Alarm(DIVERGED, -1, _DIVERGED_TEXT)
-        elif self._evaluations_since >= _EVALUATIONS:
-            text = f"no accuracy clearly better than {self._best:.4f} in {self._evaluations_since}"
-            yield Alarm(NOT_LEARNING, -1, f"{text} evaluations")
+        elif (stuck := self._not_learning()) is not None:
+            yield Alarm(NOT_LEARNING, -1, stuck)
         every = self._checkpoint_every
         if every and totals.rounds - saved_round > 2 * every:
             text = f"the last checkpoint is of round {saved_round}, one is due every {every} rounds"
             yield Alarm(CHECKPOINT_STALE, -1, f"{text}: {_CHECKPOINT_ADVICE}")
+
+    def _not_learning(self) -> str | None:
+        """Say why the model does not learn; a plateau that was learned is the end of a run.
+
+        It is none where the accuracy was never better than at first, is no longer near its best, or
+        stays below the target of the run.
+        """
+        if self._evaluations_since < _EVALUATIONS:
+            return None
+        count, highest = self._evaluations_since, max(self._recent)
+        if highest < self._best - _FALLEN:
+            return (
+                f"the accuracy has fallen: at most {highest:.4f} in the last {len(self._recent)} "
+                f"evaluations, and {self._best:.4f} before"
+            )
+        text = f"no accuracy clearly better than {self._best:.4f} in {count} evaluations"
+        if self._best < self._first + _LEARNED:
+            return text
+        target = self._totals.target_accuracy
+        return f"{text}, and the target is {target:g}" if self._best < target else None
 
     def _follow_members(self, member: NDArray[np.bool_]) -> None:
         if (missing := member.size - self._there.size) > 0:

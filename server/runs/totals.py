@@ -86,6 +86,8 @@ class RunTotals:
     ----------
     lock : RLock
         Held while a round is counted; a reader in another thread holds it too.
+    target_accuracy : float
+        As it was given.
     rounds, steps : int
         Rounds counted, and how many of them changed the model.
     turns : int
@@ -105,7 +107,7 @@ class RunTotals:
     """
 
     def __init__(self, *, target_accuracy: float = 0.0) -> None:
-        self._target_accuracy = target_accuracy
+        self.target_accuracy = target_accuracy
         self.lock = threading.RLock()
         self.rounds = self.steps = self.without_step = self.turns = 0
         self.arms: list[ArmTotals] = []
@@ -141,7 +143,7 @@ class RunTotals:
             self.evaluated = record
             if self.best is None or record.accuracy > (self.best.accuracy or 0.0):
                 self.best = record
-            if self.target is None and 0.0 < self._target_accuracy <= record.accuracy:
+            if self.target is None and 0.0 < self.target_accuracy <= record.accuracy:
                 self.target = record
 
     def grow(self, num_arms: int) -> list[ArmTotals]:
@@ -206,7 +208,7 @@ class RunTotals:
             "server_metrics": self.server_metrics,
             "client_metrics": self.client_metrics,
             "best_accuracy": self.best.accuracy if self.best else None,
-            "target_accuracy": self._target_accuracy or None,
+            "target_accuracy": self.target_accuracy or None,
             "target_round": target.round if target else None,
             "target_time_s": target.time_s if target else None,
             "rounds_without_step": self.rounds - self.steps,

@@ -151,6 +151,34 @@ def test_learning_that_stops_or_diverges_is_told() -> None:
     assert kinds(alarms) == []
 
 
+def learned(accuracies: list[float], **settings: Any) -> Alarms:
+    alarms = Alarms(tau_max_s=5.0, **settings)
+    for number, accuracy in enumerate(accuracies, start=1):
+        alarms.observe(round_record(number, [0], accuracy=accuracy, loss=1.0))
+    return alarms
+
+
+def test_a_model_that_has_learned_and_stays_there_is_done() -> None:
+    assert kinds(learned([0.1, 0.5, 0.9, *[0.9] * 60])) == []
+
+
+def test_a_model_that_forgets_what_it_has_learned_is_told() -> None:
+    (alarm,) = learned([0.1, 0.5, 0.9, *[0.3] * 20]).active(NAMES, None, 0)
+    assert alarm.kind == "not-learning"
+    assert alarm.text.startswith("the accuracy has fallen: at most 0.3000 in the last 20")
+
+
+def test_a_plateau_below_the_target_is_told() -> None:
+    alarms = learned([])
+    alarms.counted.target_accuracy = 0.95
+    for number, accuracy in enumerate([0.1, 0.9, *[0.9] * 20], start=1):
+        alarms.observe(round_record(number, [0], accuracy=accuracy, loss=1.0))
+    (alarm,) = alarms.active(NAMES, None, 0)
+    assert alarm.text == (
+        "no accuracy clearly better than 0.9000 in 20 evaluations, and the target is 0.95"
+    )
+
+
 def test_a_missing_loss_is_no_diverged_one() -> None:
     alarms = Alarms(tau_max_s=5.0)
     alarms.observe(round_record(1, [0], accuracy=0.5))
