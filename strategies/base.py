@@ -128,7 +128,9 @@ class Explanation:
     -----
     Policies have these parts in common, in this order:
 
-    - ``mean``: what the measured times say, or the expected ones where they are known;
+    - ``mean``: what the measured times say, or the expected ones where they are known; ``time``
+      where that is no mean of the arm, but what its mean time adds to the round or takes from its
+      utility;
     - ``failures``: what failing costs, where it is estimated apart;
     - ``bonus``: optimism about what is not known well; infinite where an untried arm comes first
       or last;

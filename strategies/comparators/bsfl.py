@@ -121,9 +121,9 @@ class Bsfl(SchedulingPolicy):
     def _explain(self, selection: Selection) -> Explanation:
         played = self.play_count > 0
         cost = -self.ucb_index(selection.round)
-        # An arm that was never played has no mean apart from its bonus.
+        # An arm that was never played has no rate apart from its bonus.
         return explain_cheapest_set(
-            {"mean": np.where(played, -self._mean_rate(), cost), "bonus": cost},
+            {"time": np.where(played, -self._mean_rate(), cost), "bonus": cost},
             {"queue": self._value(selection.round)},
             selection.mask,
             unit="",

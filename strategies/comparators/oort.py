@@ -186,7 +186,7 @@ class Oort(SchedulingPolicy):
         loss, bonus, utility = self._utilities(selection.round)
         tried = self.play_count > 0
         loss, bonus = np.where(tried, loss, 0.0), np.where(tried, bonus, 0.0)
-        parts = {"mean": utility - (loss + bonus), "bonus": bonus, "loss": loss}
+        parts = {"time": utility - (loss + bonus), "bonus": bonus, "loss": loss}
         parts["chance"] = self._chance(selection.context, utility)
         return Explanation("drawn", "", parts)
 

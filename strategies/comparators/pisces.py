@@ -145,7 +145,7 @@ class Pisces(SchedulingPolicy):
         tried = self.play_count > 0
         loss = np.where(tried, known_or_mean(self.last_loss), 0.0)
         explored = self._drawn(selection)
-        parts = {"mean": self.utility() - loss, "loss": loss}
+        parts = {"staleness": self.utility() - loss, "loss": loss}
         parts["chance"] = np.where(explored, np.inf, np.where(tried, 0.0, -np.inf))
         return Explanation("largest", "", parts)
 

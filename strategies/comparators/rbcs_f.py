@@ -100,7 +100,7 @@ class RbcsF(QueuePolicy):
     def _explain(self, selection: Selection) -> Explanation:
         mean, optimistic = (self.time_weight * time_s for time_s in self._times_s())
         return explain_cheapest_set(
-            {"mean": mean, "bonus": optimistic},
+            {"time": mean, "bonus": optimistic},
             {"queue": self.virtual_queue},
             selection.mask,
             unit="",

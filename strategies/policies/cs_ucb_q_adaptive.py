@@ -121,7 +121,9 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
                 value[untried] = 0.0
             for each in (mean, expected, cost):
                 each[untried] = 0.0
-        costs = {"mean": mean, "failures": expected, "bonus": cost}
+        # In rounds the first part is what a mean time adds to the round, which is no mean.
+        name = "mean" if self.channels else "time"
+        costs = {name: mean, "failures": expected, "bonus": cost}
         if self.channels:  # one arm, whose own cost alone counts
             nothing = np.zeros_like(selection.mask)
             explanation = replace(

@@ -857,7 +857,7 @@ def test_oort_explains_utilities_and_places():
     parts = explanation.parts
     assert parts["loss"] == pytest.approx([1, 1, 0, 0, 0])
     assert parts["bonus"] == pytest.approx([bonus, bonus, 0, 0, 0])
-    assert parts["mean"] == pytest.approx([0, -0.75 * (1 + bonus), 0, 0, 0])
+    assert parts["time"] == pytest.approx([0, -0.75 * (1 + bonus), 0, 0, 0])
     half = (1 + bonus) / 2
     assert parts["chance"] == pytest.approx([0, -0.25 * (1 + bonus), half, half, 0])
 
@@ -881,6 +881,6 @@ def test_pisces_explains_utilities_and_who_was_explored():
     assert explanation.rule == "largest"
     parts = explanation.parts
     assert parts["loss"] == pytest.approx([0.5, 2.0, 0.0, 0.0])
-    assert parts["mean"] == pytest.approx([0.5 / 1.5 - 0.5, 2.0 / 2.5 - 2.0, 0.0, 0.0])
+    assert parts["staleness"] == pytest.approx([0.5 / 1.5 - 0.5, 2.0 / 2.5 - 2.0, 0.0, 0.0])
     explored = math.inf if selection.mask[2] else -math.inf
     assert parts["chance"].tolist() == [0.0, 0.0, explored, -math.inf]

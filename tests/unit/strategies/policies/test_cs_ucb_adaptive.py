@@ -300,10 +300,10 @@ def test_score_of_an_arm_in_its_set_by_hand(debt) -> None:
         return np.maximum(time_s - slowest, 0.0) + 0.1 * time_s
 
     assert (explanation.rule, explanation.unit) == ("smallest", "s")
-    assert list(explanation.parts) == ["mean", "failures", "bonus", "queue"]
+    assert list(explanation.parts) == ["time", "failures", "bonus", "queue"]
     parts = explanation.parts
-    assert parts["mean"] == pytest.approx(lengthened(mean))
-    assert parts["mean"] + parts["failures"] == pytest.approx(lengthened(expected))
+    assert parts["time"] == pytest.approx(lengthened(mean))
+    assert parts["time"] + parts["failures"] == pytest.approx(lengthened(expected))
     assert explanation.score + np.array([0.0, 0.0, value]) == pytest.approx(lengthened(cost))
     assert parts["queue"] == pytest.approx([0.0, 0.0, -value])
 

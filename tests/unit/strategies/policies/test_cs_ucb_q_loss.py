@@ -175,7 +175,7 @@ def test_a_score_is_explained_by_its_loss() -> None:
         play(policy, round, [0.1, 0.5, 0.2, 0.4], loss)
     selection = policy.ask(RoundContext(60, np.ones(4, dtype=np.bool_)))
     explanation = policy.explain(selection)
-    assert list(explanation.parts) == ["mean", "failures", "bonus", "queue", "loss"]
+    assert list(explanation.parts) == ["time", "failures", "bonus", "queue", "loss"]
     fast = np.sort(policy.cost_s(60))[1]
     assert explanation.parts["loss"] == pytest.approx(-20.0 * fast * policy.relative_loss())
 
