@@ -1,15 +1,18 @@
-"""Numbers as JSON can have them."""
+"""Numbers as JSON can have them, and tables as spreadsheets can."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
 _DIGITS: Final = 6
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # how formulas of spreadsheets begin
 
 
 def numbers(values: NDArray[Any]) -> list[float | str | None]:
@@ -27,3 +30,18 @@ def number(value: float) -> float | str | None:
 def to_json(value: Mapping[str, Any]) -> str:
     """Return compact JSON without infinities."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def csv_lines(rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """Yield the lines of a CSV file.
+
+    A text that a spreadsheet would take for a formula, as a client's name may be, gets an
+    apostrophe before it.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    for row in rows:
+        writer.writerow([f"'{x}" if isinstance(x, str) and x[:1] in _FORMULA else x for x in row])
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()

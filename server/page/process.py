@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flower_scheduling.client.wire.addresses import is_loopback, join_host_port, parse_address
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.extras import require_extra
 
 from ..transport.sockets import listen
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8501"
 TOKEN_VARIABLE: Final = "FLOWER_SERVER_PAGE_TOKEN"
@@ -155,14 +158,41 @@ def serve_page(
         If what serves pages is not installed.
     """
     require_extra("the page", "page")
-    from ..monitoring.http_server import HttpServer
     from .web import page_app, view_of
 
     with view_of(run_dir, latest=latest) as live:
-        app = page_app(live, _host(address), token)
-        with HttpServer("page", address, app, listener=listener) as server:
-            on_url(page_url(address, server.port, token))
-            wait()
+        _serve(page_app(live, _host(address), token), address, token, wait, listener, on_url)
+
+
+def serve_runs(
+    folder: Path,
+    address: str,
+    token: str | None,
+    wait: Callable[[], object],
+    on_url: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve the page of a folder of runs; the parameters are those of :func:`serve_page`."""
+    require_extra("the page", "page")
+    from .web import folder_of_runs, runs_app
+
+    listed, opened = folder_of_runs(folder)
+    with listed, opened:
+        _serve(runs_app(listed, opened, _host(address), token), address, token, wait, None, on_url)
+
+
+def _serve(
+    app: Starlette,
+    address: str,
+    token: str | None,
+    wait: Callable[[], object],
+    listener: socket.socket | None,
+    on_url: Callable[[str], None],
+) -> None:
+    from ..monitoring.http_server import HttpServer
+
+    with HttpServer("page", address, app, listener=listener) as server:
+        on_url(page_url(address, server.port, token))
+        wait()
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -29,12 +29,15 @@ class RunCurves:
     ----------
     time_s, round_s : array of float
         End and length of each round [s].
+    num_selected, num_completed : array of int
+        Clients of each round, and how many of them delivered.
     evaluated : list of tuple
         Round, time [s], accuracy and loss of each evaluation.
     """
 
     def __init__(self) -> None:
         self.time_s, self.round_s = array("d"), array("d")
+        self.num_selected, self.num_completed = array("i"), array("i")
         self.evaluated: list[tuple[int, float, float, float | None]] = []
         self._slowest = array("q")
         self._regret = array("d")
@@ -66,6 +69,8 @@ class RunCurves:
         self._slowest.append(slowest)
         self.time_s.append(record.time_s)
         self.round_s.append(record.round_s)
+        self.num_selected.append(len(record.results))
+        self.num_completed.append(record.completed.count(True))
         if record.accuracy is not None:
             point = (record.round, record.time_s, record.accuracy, record.loss)
             self.evaluated.append(point)
@@ -89,7 +94,12 @@ class RunCurves:
     def _add_regret(
         self, record: RoundRecord, truth: Sequence[Mapping[str, Any]], names: Sequence[str]
     ) -> None:
-        """Add by how much the slowest selected is slower, on average, than it had to be."""
+        """Add by how much the slowest selected is slower, on average, than it had to be.
+
+        In buffered mode no client is waited for, and there is no such thing.
+        """
+        if record.buffered:
+            return
         since = [part for part in truth if part["since_round"] <= record.round]
         listed = record.num_arms <= MAX_LISTED_ARMS or len(record.available) == record.num_arms
         if not since or not listed:
@@ -109,31 +119,43 @@ class RunCurves:
             lost_s = float(expected_s[record.selected].max() - least)
         self._regret.append((self._regret[-1] if self._regret else 0.0) + lost_s)
 
-    def round_series(self) -> dict[str, Any]:
-        """Return the lengths of rounds; where several share a point, their mean and longest."""
-        count = len(self.round_s)
-        if not count:
-            return {"round": [], "time_s": [], "mean_s": [], "longest_s": [], "slowest": []}
-        lengths = np.frombuffer(self.round_s)
+    def round_series(self, first: int = 1, last: int | None = None) -> dict[str, Any]:
+        """Return the lengths of rounds; where several share a point, their mean and longest.
+
+        Parameters
+        ----------
+        first, last : int
+            Which rounds; all of them by default.
+        """
+        end = len(self.round_s) if last is None else min(last, len(self.round_s))
+        count = end - first + 1
+        if count < 1:
+            empty: dict[str, Any] = {"width": 1, "round": [], "longest_round": [], "time_s": []}
+            return empty | {"mean_s": [], "longest_s": [], "longest_time_s": [], "slowest": []}
+        lengths, times_s = np.frombuffer(self.round_s), np.frombuffer(self.time_s)
         width = -(-count // _MAX_POINTS)
-        begins = np.arange(0, count, width)
-        ends = np.minimum(begins + width, count)
+        begins = np.arange(first - 1, end, width)
+        ends = np.minimum(begins + width, end)
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         longest = [begin + int(lengths[begin:end].argmax()) for begin, end in spans]
+        sums = np.add.reduceat(lengths[:end], begins)
         return {
+            "width": width,
             "round": ends.tolist(),
             "longest_round": [at + 1 for at in longest],
-            "time_s": numbers(np.frombuffer(self.time_s)[ends - 1]),
-            "mean_s": numbers(np.add.reduceat(lengths, begins) / (ends - begins)),
+            "time_s": numbers(times_s[ends - 1]),
+            "mean_s": numbers(sums / (ends - begins)),
             "longest_s": numbers(lengths[longest]),
+            "longest_time_s": numbers(times_s[longest]),
             "slowest": [self._slowest[at] for at in longest],
         }
 
-    def accuracy_series(self) -> dict[str, Any]:
-        """Return the evaluations, some of them if there are many."""
-        points = self.evaluated[:: -(-len(self.evaluated) // _MAX_POINTS) or 1]
-        if self.evaluated and points[-1] != self.evaluated[-1]:
-            points = [*points, self.evaluated[-1]]
+    def accuracy_series(self, first: int = 1, last: int | None = None) -> dict[str, Any]:
+        """Return the evaluations of rounds, some of them if there are many."""
+        found = [p for p in self.evaluated if first <= p[0] and (last is None or p[0] <= last)]
+        points = found[:: -(-len(found) // _MAX_POINTS) or 1]
+        if found and points[-1] != found[-1]:
+            points = [*points, found[-1]]
         return {
             "round": [point[0] for point in points],
             "time_s": [point[1] for point in points],
@@ -141,15 +163,35 @@ class RunCurves:
             "loss": [point[3] for point in points],
         }
 
-    def regret_series(self) -> dict[str, Any] | None:
+    def regret_series(self, first: int = 1, last: int | None = None) -> dict[str, Any] | None:
         """Return the regret so far at some rounds; ``None`` where it is not known."""
         if not self._regret or len(self._regret) != self.num_rounds:
             return None
-        at = np.unique(np.linspace(0, len(self._regret) - 1, _MAX_POINTS).astype(int))
+        end = len(self._regret) if last is None else min(last, len(self._regret))
+        if first > end:
+            return None
+        at = np.unique(np.linspace(first - 1, end - 1, _MAX_POINTS).astype(int))
         return {
             "round": (at + 1).tolist(),
+            "time_s": numbers(np.frombuffer(self.time_s)[at]),
             "regret_s": numbers(np.frombuffer(self._regret)[at]),
         }
+
+    def table(self, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
+        """Yield a heading and a row for each round.
+
+        Parameters
+        ----------
+        names : sequence of str
+            What the arms are called.
+        """
+        yield "round", "time_s", "round_s", "selected", "completed", "slowest", "accuracy", "loss"
+        evaluated = {point[0]: point[2:] for point in self.evaluated}
+        columns = self.time_s, self.round_s, self.num_selected, self.num_completed, self._slowest
+        for number, row in enumerate(zip(*columns, strict=True), start=1):
+            *values, slowest = row
+            name = names[slowest] if 0 <= slowest < len(names) else None
+            yield number, *values, name, *evaluated.get(number, (None, None))
 
     def heat(self, arms: Sequence[ArmTotals]) -> dict[str, Any]:
         """Return the share of rounds that each client, or group of alike ones, was selected in.

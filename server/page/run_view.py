@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import tomllib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,15 +21,20 @@ from ..monitoring.live_file import FILE as LIVE
 from ..monitoring.live_file import HEARTBEAT_S
 from ..runs.directory import ROUNDS, TRUTH, start_folder
 from ..runs.round_lines import read_line, record_of
-from ..runs.scores import Scores, read_scores
+from ..runs.scores import Scores, read_pick_scores, read_scores
 from ..runs.totals import RunTotals
-from .numbers import number, numbers
+from .numbers import csv_lines, number, numbers
+from .random_time import RandomTimes, as_json
 from .run_curves import RunCurves
+from .run_work import RunWork
 
 _READ_BYTES: Final = 1 << 24
 _QUIET_S: Final = 3 * HEARTBEAT_S  # a server without a newer ``live.json`` counts as dead
 _RECENT: Final = 50  # rounds by which the rest of a run is estimated
 _ROUNDING: Final = 1e-6  # relative difference of scores that recording them may have made
+_RANDOM: Final = "random"  # the policy that others are compared with
+_LOG_BYTES: Final = 1 << 16  # of the end of the log that are shown
+_SECRETS: Final = ("token", "password", "secret")  # settings with such names are not shown
 
 
 class RunView:
@@ -69,6 +75,11 @@ class RunView:
             self._begin_again()  # begun, or resumed: then rounds may have been taken back
             self._config.update(config or {})
             self._met |= bool(config)
+            target = float(self._config.get("target-accuracy") or 0.0)
+            self._totals = RunTotals(target_accuracy=target)
+            self._random = RandomTimes(int(self._config.get("num-selected", 0)))
+            given = as_deadline(self._config.get("tau-max-s", 0.0))
+            self._deadline_s = None if given == AUTO else given
             self._alarms = Alarms(
                 self._totals,
                 tau_max_s=as_deadline(self._config.get("tau-max-s", 0.0)),
@@ -100,8 +111,50 @@ class RunView:
             "accuracy": self._curves.accuracy_series(),
             "regret": self._curves.regret_series(),
             "heat": self._curves.heat(self._totals.arms),
+            "channels": self._work.channels(int(self._config.get("num-selected", 1))),
+            "random": self._against_random(),
             "alarms": self._alarms_now(),
         }
+
+    def curves(self, first: int, last: int) -> dict[str, Any]:
+        """Return the curves of some rounds, in as many points as those of all."""
+        return {
+            "rounds": self._curves.round_series(max(first, 1), last),
+            "accuracy": self._curves.accuracy_series(max(first, 1), last),
+            "regret": self._curves.regret_series(max(first, 1), last),
+        }
+
+    def history(self, arm: int) -> dict[str, Any] | None:
+        """Return the last results of a client, ready for JSON; ``None``: there is no such one."""
+        return self._work.history(arm) if 0 <= arm < len(self._totals.arms) else None
+
+    def rounds_csv(self) -> Iterator[str]:
+        """Return the lines of a table of all rounds."""
+        return csv_lines(self._curves.table(self._names(len(self._totals.arms))))
+
+    def about(self, *, log: bool = True) -> dict[str, Any]:
+        """Return the settings of the run and the end of its log, ready for JSON."""
+        settings = {
+            key: str(value) if isinstance(value, (dict, list)) else value
+            for key, value in sorted(self._config.items())
+            if not any(part in key for part in _SECRETS)
+        }
+        return {"settings": settings, "log": self._log() if log else ""}
+
+    def _log(self) -> str:
+        try:
+            with (self.path / "log.txt").open("rb") as file:
+                begin = max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES)
+                file.seek(begin)
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return text.partition("\n")[2] if begin else text
+
+    def _against_random(self) -> dict[str, Any] | None:
+        if self._config.get("strategy") == _RANDOM:
+            return None
+        return as_json(self._random.estimate(), float(sum(self._curves.round_s)))
 
     def round(self, number: int) -> dict[str, Any] | None:
         """Return a round with the scores of all clients, ready for JSON; ``None``: there is none.
@@ -109,7 +162,7 @@ class RunView:
         ``cut`` is the score of the last client that was selected, ``tied`` are the available
         clients that had the same, where not all of them could be, and ``drawn`` those of them
         that the tie-break left equal, so that a lot decided. Infinite scores are ``"inf"`` and
-        ``"-inf"``.
+        ``"-inf"``. A buffered step has scores for each of its last picks instead.
         """
         if not 1 <= number <= self.num_rounds:
             return None
@@ -125,6 +178,17 @@ class RunView:
         found = {key: line[key] for key in (*keys, "compute_s", "link_s", "num_arms", "no_step")}
         found["names"] = self._names(line["num_arms"])
         found["deadline_s"] = line.get("deadline_s")
+        found["buffered"] = bool(line.get("buffered"))
+        if found["buffered"]:
+            found |= {key: line[key] for key in ("staleness", "begin_s")}
+            found["picks"] = [
+                {**pick, "scores": each and _scores_json(each, [pick["arm"]])}
+                for pick, each in zip(
+                    line.get("picks", ()), read_pick_scores(self.path, line), strict=True
+                )
+            ]
+            found["scores"] = None  # they are of the picks, not of those whose work has ended
+            return found
         scores = read_scores(self.path, line)
         found["scores"] = (
             None
@@ -139,7 +203,8 @@ class RunView:
         self._config: dict[str, Any] = {}
         self._damaged = 0
         self._offsets = array("q", [0])  # where each round's line begins, and the next one
-        self._totals, self._curves = RunTotals(), RunCurves()
+        self._totals, self._curves, self._work = RunTotals(), RunCurves(), RunWork()
+        self._random, self._deadline_s = RandomTimes(0), None
         self._scores_of: tuple[int, Scores | None] = (0, None)
         self._alarms = Alarms(self._totals)
 
@@ -197,6 +262,8 @@ class RunView:
         self._offsets.append(self._offsets[-1] + len(line) + 1)
         self._totals.count(record)
         self._curves.add(record, self._truth, names)
+        self._work.add(record, self._deadline_s)
+        self._random.add(record, self._deadline_s)
         self._alarms.observe(record)
         return True
 
@@ -238,6 +305,8 @@ class RunView:
             state = "gone" if self._met else "not begun"
         return {
             "name": self.path.resolve().name,
+            "path": str(self.path),
+            "buffered": self._work.buffered or config.get("mode") == "buffered",
             "exists": bool(config),
             "state": state,
             "simulated": self._simulated,
@@ -283,7 +352,13 @@ class RunView:
                 if last
                 else None
             ),
-            "busy": len(live["busy"]) if "busy" in live else None,
+            "busy": (
+                len(live["busy"])
+                if "busy" in live
+                else len(self._work.at_work)
+                if self._work.buffered
+                else None
+            ),
             "opted_out": len(live["opted_out"]) if "opted_out" in live else None,
             "newcomers": live.get("newcomers", []),
             "refused": live.get("refused"),
@@ -350,7 +425,10 @@ class RunView:
             there = set(last.available)
             available = [arm in there for arm in range(last.num_arms)]
         states = ["free" if each else "away" for each in available]
-        return states + ["away"] * (num_arms - len(states))
+        states += ["away"] * (num_arms - len(states))
+        for arm in self._work.at_work:
+            states[arm] = "busy"
+        return states
 
     def _last_seen(self, num_arms: int) -> list[float | None]:
         seen = self._live.get("last_seen", {})

@@ -15,10 +15,15 @@ from .run_view import RunView
 
 SCRIPTS: Final = (
     "echarts.min.js",
+    "palette.js",
     "format.js",
-    "clients.js",
-    "why.js",
     "charts.js",
+    "curves.js",
+    "overview.js",
+    "why.js",
+    "channels.js",
+    "clients.js",
+    "about.js",
     "page.js",
 )
 """The page's scripts, in order; the first is Apache ECharts 6.1.0, unchanged."""
@@ -26,6 +31,7 @@ MARK: Final = '<meta name="generator" content="flower-client-scheduling page">'
 """Line by which our pages are known among other files."""
 # Rounds with all scores fill at most so much of the file, the latest first
 _MAX_ROUNDS_BYTES: Final = 8 << 20
+_MAX_HISTORY_BYTES: Final = 1 << 20
 
 
 def saved_page(view: RunView) -> str:
@@ -48,7 +54,16 @@ def saved_page(view: RunView) -> str:
             break
         rounds[number] = text
     listed = ",".join(f'"{number}":{text}' for number, text in sorted(rounds.items()))
-    data = f'{{"state":{to_json(view.state())},"rounds":{{{listed}}}}}'
+    histories = {}
+    state = view.state()
+    left = _MAX_HISTORY_BYTES
+    for arm in range(len(state["clients"]["name"])):
+        found = view.history(arm)
+        left -= 0 if found is None else len(to_json(found))
+        if found is not None and left >= 0:
+            histories[str(arm)] = found
+    more = to_json({"state": state, "about": view.about(), "clients": histories})
+    data = f'{more[:-1]},"rounds":{{{listed}}}}}'
     script, style = "\n".join(map(static, SCRIPTS)), static("page.css")
     # Elements whose content is given by its digest: nothing else runs, whatever is in the data.
     policy = (

@@ -7,12 +7,15 @@ import gzip
 import hashlib
 import hmac
 import threading
-from collections.abc import AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, QueryParams
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -24,12 +27,14 @@ from flower_scheduling.client.wire.addresses import is_loopback
 
 from .numbers import to_json
 from .run_view import RunView
+from .runs_view import RunsView
 from .saved import SCRIPTS, saved_page, static
 
-_STATIC: Final = {"page.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
+_STATIC: Final = {"page.css": "text/css"} | dict.fromkeys((*SCRIPTS, "runs.js"), "text/javascript")
 _LOOK_S: Final = 0.4  # time between two looks at the run directory
 _PING_S: Final = 15.0
 _MAX_STREAMS: Final = 200
+_MAX_OPEN: Final = 8  # runs of a folder that are followed at a time
 _HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -46,11 +51,11 @@ class LiveState:
 
     Parameters
     ----------
-    view : RunView
-        The run.
+    view : RunView or RunsView
+        The run, or the folder of runs.
     """
 
-    def __init__(self, view: RunView) -> None:
+    def __init__(self, view: RunView | RunsView) -> None:
         self.view = view
         self.lock = threading.Lock()
         """Held by every reader of the view."""
@@ -59,6 +64,8 @@ class LiveState:
         self.version = ""
         self.body = b""
         """The state as gzipped JSON."""
+        self.run_ended = False
+        """Whether the run has ended: visitors fetch that state even where they look elsewhere."""
 
     def __enter__(self) -> Self:
         self._look()
@@ -69,6 +76,11 @@ class LiveState:
         self._ended.set()
         self._thread.join()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing new will come."""
+        return self._ended.is_set()
+
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_S):
             self._look()
@@ -78,7 +90,9 @@ class LiveState:
             try:
                 if not self.view.refresh() and self.body:
                     return
-                text = to_json(self.view.state())
+                state = self.view.state()
+                self.run_ended = state.get("run", {}).get("state") == "ended"
+                text = to_json(state)
             except (
                 Exception
             ) as error:  # of a file that is not as a run writes it: show the error, and go on
@@ -88,8 +102,45 @@ class LiveState:
                 self.body, self.version = gzip.compress(text.encode(), 1), version
 
 
+class OpenRuns:
+    """The live states of the runs of a folder that visitors look at, the last few.
+
+    Parameters
+    ----------
+    runs : RunsView
+        The folder.
+    """
+
+    def __init__(self, runs: RunsView) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, LiveState] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for live in self._open.values():
+            live.__exit__()
+
+    def find(self, request: Request) -> LiveState:
+        """Return the state of the run that an address names, or answer that there is none."""
+        run = request.path_params["run"]
+        path = self._runs.folder_of(run)
+        if path is None:
+            raise HTTPException(404, "there is no such run")
+        with self._lock:
+            if run not in self._open:
+                self._open[run] = LiveState(RunView(path)).__enter__()
+            self._open.move_to_end(run)
+            if len(self._open) > _MAX_OPEN:
+                _, oldest = self._open.popitem(last=False)
+                oldest.__exit__()
+            return self._open[run]
+
+
 def page_app(live: LiveState, host: str, token: str | None) -> Starlette:
-    """Return the application.
+    """Return the application of a run's page.
 
     Parameters
     ----------
@@ -101,15 +152,26 @@ def page_app(live: LiveState, host: str, token: str | None) -> Starlette:
     token : str or None
         What visitors have to know; ``None``: every visitor who reaches the port is let in.
     """
-    answers = _Answers(live)
-    routes = [
-        Route("/", answers.page),
-        Route("/static/{name}", answers.asset),
-        Route("/state", answers.state),
-        Route("/round/{number:int}", answers.round),
-        Route("/events", answers.events),
-        Route("/saved", answers.saved),
-    ]
+    return _app(_Answers(lambda request: live).routes(), host, token)
+
+
+def runs_app(live: LiveState, runs: OpenRuns, host: str, token: str | None) -> Starlette:
+    """Return the application of a folder of runs: their list at the root, each run below it.
+
+    Parameters
+    ----------
+    live : LiveState
+        The folder's.
+    runs : OpenRuns
+        Its runs.
+    host, token
+        As in :func:`page_app`.
+    """
+    of_run, of_folder = _Answers(runs.find), _Answers(lambda request: live, "runs.html")
+    return _app([*of_folder.shared_routes(), *of_run.routes("/run/{run}")], host, token)
+
+
+def _app(routes: list[Route], host: str, token: str | None) -> Starlette:
     middleware = [Middleware(_SecurityHeaders)]
     if is_loopback(host):
         # Starlette cuts a host at its first colon (1.3), so of an IPv6 address the bracket is left;
@@ -124,12 +186,35 @@ def page_app(live: LiveState, host: str, token: str | None) -> Starlette:
 class _Answers:
     """The answers to requests, by route."""
 
-    def __init__(self, live: LiveState) -> None:
-        self._live = live
+    def __init__(self, find: Callable[[Request], LiveState], html: str = "page.html") -> None:
+        self._find = find
+        self._html = html
         self._num_streams = 0
 
+    def shared_routes(self, prefix: str = "") -> list[Route]:
+        """Return the routes of any page: itself, what it loads, its state and news of it."""
+        return [
+            Route(f"{prefix}/", self.page),
+            Route(f"{prefix}/static/{{name}}", self.asset),
+            Route(f"{prefix}/state", self.state),
+            Route(f"{prefix}/events", self.events),
+        ]
+
+    def routes(self, prefix: str = "") -> list[Route]:
+        """Return the routes of a run's page."""
+        return [
+            *self.shared_routes(prefix),
+            Route(f"{prefix}/round/{{number:int}}", self.round),
+            Route(f"{prefix}/client/{{arm:int}}", self.client),
+            Route(f"{prefix}/curves/{{first:int}}/{{last:int}}", self.curves),
+            Route(f"{prefix}/about", self.about),
+            Route(f"{prefix}/rounds.csv", self.rounds_csv),
+            Route(f"{prefix}/saved", self.saved),
+        ]
+
     def page(self, request: Request) -> Response:
-        return Response(static("page.html"), media_type="text/html")
+        self._find(request)
+        return Response(static(self._html), media_type="text/html")
 
     def asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -139,7 +224,8 @@ class _Answers:
         return Response(static(name), media_type=_STATIC[name], headers=headers)
 
     def state(self, request: Request) -> Response:
-        body, version = self._live.body, f'"{self._live.version}"'
+        live = self._find(request)
+        body, version = live.body, f'"{live.version}"'
         if "gzip" not in request.headers.get("accept-encoding", ""):
             return Response(gzip.decompress(body), media_type="application/json")
         if request.headers.get("if-none-match") == version:
@@ -148,35 +234,61 @@ class _Answers:
         return Response(body, media_type="application/json", headers=headers)
 
     def round(self, request: Request) -> Response:
-        with self._live.lock:
-            found = self._live.view.round(request.path_params["number"])
-        if found is None:
-            return PlainTextResponse("there is no such round", 404)
-        return Response(to_json(found), media_type="application/json")
+        number = request.path_params["number"]
+        return self._json(request, lambda view: view.round(number))
+
+    def client(self, request: Request) -> Response:
+        arm = request.path_params["arm"]
+        return self._json(request, lambda view: view.history(arm))
+
+    def curves(self, request: Request) -> Response:
+        first, last = request.path_params["first"], request.path_params["last"]
+        return self._json(request, lambda view: view.curves(first, last))
+
+    def about(self, request: Request) -> Response:
+        return self._json(request, lambda view: view.about())
+
+    def rounds_csv(self, request: Request) -> Response:
+        live, view = self._of_run(request)
+        with live.lock:
+            lines = list(view.rounds_csv())
+        return Response("".join(lines), media_type="text/csv", headers=_file(view, "csv"))
 
     async def events(self, request: Request) -> Response:
         if self._num_streams >= _MAX_STREAMS:
             return PlainTextResponse("too many pages are open", 503)
+        live = await run_in_threadpool(self._find, request)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._news(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._news(live), media_type="text/event-stream", headers=headers)
 
     def saved(self, request: Request) -> Response:
-        with self._live.lock:
-            text = saved_page(self._live.view)
-            folder = self._live.view.path.resolve().name
-        name = "".join(c for c in folder if c.isalnum() or c in "-_.")
-        headers = {"content-disposition": f'attachment; filename="{name}.html"'}
-        return Response(text, media_type="text/html", headers=headers)
+        live, view = self._of_run(request)
+        with live.lock:
+            text = saved_page(view)
+        return Response(text, media_type="text/html", headers=_file(view, "html"))
 
-    async def _news(self) -> AsyncIterator[str]:
+    def _json(self, request: Request, ask: Callable[[RunView], dict[str, Any] | None]) -> Response:
+        live, view = self._of_run(request)
+        with live.lock:
+            found = ask(view)
+        if found is None:
+            return PlainTextResponse("there is no such one", 404)
+        return Response(to_json(found), media_type="application/json")
+
+    def _of_run(self, request: Request) -> tuple[LiveState, RunView]:
+        live = self._find(request)
+        assert isinstance(live.view, RunView)
+        return live, live.view
+
+    async def _news(self, live: LiveState) -> AsyncIterator[str]:
         """Yield an event for each new version of the state, and a comment in long pauses."""
         self._num_streams += 1
         try:
             sent, silent_s = "", 0.0
-            while True:
-                if self._live.version != sent:
-                    sent, silent_s = self._live.version, 0.0
-                    yield f"data: {sent}\n\n"
+            while not live.closed:
+                if live.version != sent:
+                    sent, silent_s = live.version, 0.0
+                    yield f"data: {sent}{' ended' if live.run_ended else ''}\n\n"
                 elif silent_s >= _PING_S:
                     silent_s = 0.0
                     yield ": still here\n\n"
@@ -184,6 +296,12 @@ class _Answers:
                 silent_s += _LOOK_S / 2
         finally:
             self._num_streams -= 1
+
+
+def _file(view: RunView, kind: str) -> dict[str, str]:
+    folder = view.path.resolve().name
+    name = "".join(c for c in folder if c.isalnum() or c in "-_.")
+    return {"content-disposition": f'attachment; filename="{name}.{kind}"'}
 
 
 class _SecurityHeaders:
@@ -238,3 +356,9 @@ def _bearer(headers: Headers) -> str | None:
 def view_of(path: Path, *, latest: bool = False) -> LiveState:
     """Return the live state of a run directory, or of the latest run of its app."""
     return LiveState(RunView(path, latest=latest))
+
+
+def folder_of_runs(path: Path) -> tuple[LiveState, OpenRuns]:
+    """Return the live states of a folder of runs and of those in it."""
+    view = RunsView(path)
+    return LiveState(view), OpenRuns(view)

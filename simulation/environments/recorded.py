@@ -139,6 +139,12 @@ def require_run(path: Path) -> None:
         raise _no_run(path, " (it has no config.toml)")
 
 
+def holds_runs(path: Path) -> bool:
+    """Tell whether there is a run directory in a folder, or one folder deeper."""
+    patterns = ("*/config.toml", "*/*/config.toml")
+    return any(next(iter(path.glob(pattern)), None) is not None for pattern in patterns)
+
+
 def open_run(path: Path) -> RecordedRun:
     """Open a run directory for reading.
 

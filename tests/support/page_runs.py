@@ -10,7 +10,7 @@ from factories import round_record, small_model
 
 from flower_scheduling.server.runs.directory import RunDirectory
 from flower_scheduling.strategies import Explanation
-from flower_scheduling.strategies.flower import Arm, RoundRecord
+from flower_scheduling.strategies.flower import Arm, ArmResult, Pick, RoundRecord
 
 MODEL = small_model()
 NAMES = ["a", "<script>alert(1)</script>", "c"]
@@ -40,6 +40,33 @@ def record(number: int, **changes: Any) -> RoundRecord:
         "queue": value,
     }
     return round_record(number, **{**values, **changes})
+
+
+def pick(arm: int, begin_s: float, score: list[float], idle: list[int] | None = None) -> Pick:
+    """Make a pick of the smallest score among idle arms, all by default."""
+    there = np.zeros(len(score), dtype=np.bool_)
+    there[list(range(len(score))) if idle is None else idle] = True
+    explanation = Explanation("smallest", "s", {"mean": np.array(score)})
+    return Pick(arm, begin_s, there, explanation, np.zeros(len(score)))
+
+
+def step(
+    number: int,
+    ended: list[tuple[int, float, float | None]],
+    picks: list[Pick],
+    **changes: Any,
+) -> RoundRecord:
+    """Make a buffered step in which work has ended: arm, begin and length [s], or none: lost."""
+    results = [
+        ArmResult(arm, NAMES[arm], taken, None if taken else "timeout", staleness=0, begin_s=begin)
+        for arm, begin, taken in ended
+    ]
+    values: dict[str, Any] = {
+        **{"time_s": float(number), "round_s": 1.0, "num_arms": 3, "available": [0, 1, 2]},
+        **{"stepped": True, "buffered": True, "picks": picks, "queue": np.zeros(3)},
+        "explanation": picks[-1].explanation if picks else None,
+    }
+    return RoundRecord(number, results=results, **{**values, **changes})
 
 
 class Run:

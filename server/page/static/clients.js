@@ -6,7 +6,7 @@ const Clients = (() => {
   const seen = (c, i) => {
     if (c.last_seen[i] != null) return Format.ago(c.last_seen[i]);
     if (["free", "busy", "opted out"].includes(c.state[i]) && !Page.state.run.simulated) return "now";
-    return c.last_round[i] ? `round ${c.last_round[i]}` : "–";
+    return c.last_round[i] ? `${Page.state.run.buffered ? "step" : "round"} ${c.last_round[i]}` : "–";
   };
   const missed = (c, i) => c.floor[i] != null && c.share[i] != null && c.share[i] < c.floor[i] - 0.01;
   const failures = (c, i) => Object.values(c.failures[i]).reduce((a, b) => a + b, 0);
@@ -18,7 +18,7 @@ const Clients = (() => {
     { title: "network", key: (c, i) => c.network_s[i], text: (c, i) => Format.seconds(c.network_s[i]), hint: "what remains of the round trip" },
     { title: "compute", key: (c, i) => c.compute_s[i], text: (c, i) => Format.seconds(c.compute_s[i]), hint: "local training, as the client reports it" },
     { title: "emulated link", key: (c, i) => c.link_s[i], text: (c, i) => Format.seconds(c.link_s[i]), hint: "as the client reports it" },
-    { title: "rounds", key: (c, i) => c.selected[i], text: (c, i) => String(c.selected[i]), hint: "rounds in which it was selected" },
+    { title: "selected", key: (c, i) => c.selected[i], text: (c, i) => String(c.selected[i]), hint: "rounds in which it was selected; in buffered mode its pieces of work" },
     { title: "share", key: (c, i) => c.share[i], text: (c, i) => Format.share(c.share[i]), mark: (c, i) => (missed(c, i) ? "missed" : ""), hint: "of the rounds since it joined and while it was there" },
     { title: "floor", key: (c, i) => c.floor[i], text: (c, i) => Format.share(c.floor[i]), hint: "share that it is guaranteed" },
     { title: "owed", key: (c, i) => Format.value(c.owed[i]), text: (c, i) => Format.number(c.owed[i], 2), hint: "virtual queue, in rounds" },
@@ -103,5 +103,49 @@ const Clients = (() => {
     byId("page-after").disabled = page === pages - 1;
   }
 
-  return { begin, show };
+  /** Return the table of all clients, for a file. */
+  function table() {
+    const c = Page.state.clients;
+    const keys = ["name", "state", "num_examples", "mean_s", "deviation_s", "network_s", "compute_s", "link_s", "selected", "share", "floor", "owed"];
+    const of = (i) => [...keys.map((key) => c[key][i]), failures(c, i), c.last_round[i]];
+    return [[...keys, "failures", "last_completed"], ...c.name.map((_, i) => of(i))];
+  }
+
+  let historyOf = null, historyRound = -1;
+
+  /** Show what a client did: its round trips, failures and share; the same again as the run goes on. */
+  async function history(arm) {
+    const s = Page.state, c = s.clients, name = c.name[arm];
+    const failed = failures(c, arm), floor = c.floor[arm];
+    setText(byId("history-title"), name ?? "A client's history");
+    if (name == null) return;
+    const facts = [
+      c.state[arm] || null,
+      `${c.selected[arm]} ${s.run.buffered ? "pieces of work" : "rounds"}`,
+      c.share[arm] == null ? null : `share ${Format.share(c.share[arm])}${floor ? ` (floor ${Format.share(floor)})` : ""}`,
+      c.mean_s[arm] == null ? null : `round trip ${Format.seconds(c.mean_s[arm])} ± ${Format.seconds(c.deviation_s[arm])}`,
+      failed ? `${failed} failures: ${Object.keys(c.failures[arm]).join(", ")}` : "no failures",
+      c.num_examples[arm] == null ? null : `${c.num_examples[arm]} examples`,
+    ];
+    setText(byId("history-text"), facts.filter(Boolean).join(" · "));
+    if (historyOf === arm && historyRound === c.selected[arm]) return;
+    [historyOf, historyRound] = [arm, c.selected[arm]];
+    const found = await Page.client(arm);
+    byId("history-figure").hidden = !found || !found.round.length;
+    if (!found || historyOf !== arm) return;
+    const what = s.run.buffered ? "step" : "round", done = found.round.map((_, i) => i).filter((i) => !found.reason[i]);
+    const top = Math.max(0.001, ...done.map((i) => found.rtt_s[i]));
+    Charts.put(byId("c-history"), () => ({
+      xAxis: { type: "value", name: what, scale: true, max: "dataMax" },
+      yAxis: { type: "value", name: "round trip [s]", nameGap: 40 },
+      series: [
+        { type: "scatter", symbolSize: 5, itemStyle: { color: Palette.of("ours"), opacity: 0.7 }, data: done.map((i) => ({ value: [found.round[i], found.rtt_s[i]], i })) },
+        { type: "scatter", symbol: "path://M0,0L3,3L0,6L1,7L4,4L7,7L8,6L5,3L8,0L7,-1L4,2L1,-1Z", symbolSize: 9, itemStyle: { color: Palette.of("failed") }, data: found.round.map((_, i) => i).filter((i) => found.reason[i]).map((i) => ({ value: [found.round[i], found.rtt_s[i] ?? top], i })) },
+      ],
+      tooltip: { formatter: (p) => `${what} ${found.round[p.data.i]}: ${found.reason[p.data.i] ?? Format.seconds(found.rtt_s[p.data.i])}` },
+    }), `History of ${name}: ${found.round.length} results, ${found.round.length - done.length} failures.`,
+    { click: (p) => { if (p.data) Why.go(found.round[p.data.i]); }, csv: () => [[what, "rtt_s", "failure"], ...found.round.map((_, i) => [found.round[i], found.rtt_s[i], found.reason[i]])] });
+  }
+
+  return { begin, show, table, history };
 })();

@@ -60,3 +60,23 @@ function make(tag, attributes = {}, ...children) {
   element.append(...children);
   return element;
 }
+
+/** Tables as files. */
+const Csv = {
+  /** Return rows as CSV; a name that a spreadsheet would take for a formula gets an apostrophe. */
+  text(rows) {
+    const field = (value) => {
+      if (value == null) return "";
+      const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+      return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    };
+    return rows.map((row) => `${row.map(field).join(",")}\r\n`).join("");
+  },
+
+  save(name, rows) {
+    const address = URL.createObjectURL(new Blob([Csv.text(rows)], { type: "text/csv" }));
+    const link = make("a", { href: address, download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(address), 1000);
+  },
+};

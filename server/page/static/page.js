@@ -6,114 +6,121 @@ const Page = {
   saved: byId("saved") ? JSON.parse(byId("saved").textContent) : null,
   collator: new Intl.Collator(undefined, { numeric: true }),
 
-  /** Return a round with its scores; null if there is none. */
-  async round(number) {
-    if (Page.saved) return Page.saved.rounds[number] ?? null;
+  /** Return what the server has at an address below this page's; null if there is none. */
+  async ask(address) {
     try {
-      const answer = await fetch(`round/${number}`);
+      const answer = await fetch(address);
       return answer.ok ? await answer.json() : null;
     } catch {
       return null;
     }
   },
+
+  /** Return a round with its scores; null if there is none. */
+  async round(number) {
+    return Page.saved ? Page.saved.rounds[number] ?? null : Page.ask(`round/${number}`);
+  },
+
+  /** Return the last results of a client; null if there are none. */
+  async client(arm) {
+    return Page.saved ? Page.saved.clients[arm] ?? null : Page.ask(`client/${arm}`);
+  },
 };
 
 (() => {
   const STATES = { running: "running", ended: "ended", silent: "no sign of life", gone: "its folder is gone", "not begun": "not begun" };
-  const LOST = "this page's server does not answer";
-  let fetching = false, again = false;
+  let fetching = false, again = false, lost = false, shownAt = null;
 
   async function load() {
     if (fetching) { again = true; return; }
     fetching = true;
     try {
       const answer = await fetch("state", { cache: "no-cache" });
-      if (answer.ok) show(await answer.json());
+      if (answer.ok) {
+        lost = false;
+        show(await answer.json());
+      } else if (answer.status === 401) {
+        notice("This page wants the token again: open the address that the server printed.");
+      }
     } catch {
-      trouble(LOST);
+      gone();
     } finally {
       fetching = false;
       if (again) { again = false; load(); }
     }
   }
 
-  function trouble(text) {
-    const badge = byId("state");
-    badge.className = "badge silent";
-    setText(badge, text);
+  /** Say why nothing new comes: a run that has ended takes its page with it, and that is no fault. */
+  function gone() {
+    lost = true;
+    const run = Page.state?.run, badge = byId("state");
+    const where = run?.path ? ` Look at it again with: flower-simulation watch ${quoted(run.path)}` : "";
+    if (run?.state === "ended") {
+      notice(`The run has ended, and its page with it. This is its last state.${where}`);
+    } else {
+      badge.className = "badge silent";
+      setText(badge, "connection lost");
+      const since = shownAt ? ` This is the state of ${shownAt.toLocaleTimeString()}.` : "";
+      notice(`This page's server does not answer: the run was stopped, or the network is down.${since}${where}`);
+    }
+  }
+
+  function quoted(path) {
+    return /^[\w./~-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
+  }
+
+  function notice(text) {
+    byId("notice").hidden = !text;
+    setText(byId("notice"), text);
   }
 
   function show(state) {
     if (state.error) {
-      trouble(`the run directory cannot be read (${state.error})`);
+      const badge = byId("state");
+      badge.className = "badge silent";
+      setText(badge, "cannot be read");
+      notice(`The run directory cannot be read (${state.error}).`);
       return;
     }
     Page.state = state;
+    shownAt = new Date();
+    if (!lost) notice("");
     header(state);
-    tiles(state);
-    alarms(state);
+    Overview.update(state);
     Clients.show();
     Why.update();
-    Charts.update();
+    Channels.update();
+    Curves.update();
+    About.update();
     document.documentElement.dataset.round = state.top.round;
   }
 
   function header({ run, top }) {
-    document.title = `${run.name}: round ${top.round}`;
+    const unit = run.buffered ? "step" : "round";
+    document.title = `${run.name}: ${unit} ${top.round}`;
     setText(byId("name"), run.name);
-    const what = [run.simulated ? "simulation" : "fleet", run.policy, `${run.num_selected ?? "–"} clients a round`, `deadline ${run.finds_deadline ? "auto, now " : ""}${Format.seconds(run.tau_max_s)}`];
+    const number = run.num_selected ?? "–";
+    const what = [run.simulated ? "simulation" : "fleet", run.policy, run.buffered ? `${number} channels` : `${number} clients a round`, `deadline ${run.finds_deadline ? "auto, now " : ""}${Format.seconds(run.tau_max_s)}`];
     setText(byId("what"), run.exists ? what.join(" · ") : run.state === "gone" ? "" : "waiting for the run to begin");
     const badge = byId("state"), text = Page.saved ? `saved: ${STATES[run.state]}` : STATES[run.state];
     badge.className = `badge ${run.state}`;
     setText(badge, text);
   }
 
-  function tiles({ run, top, clients }) {
-    setText(byId("t-round"), run.num_rounds ? `${top.round} of ${run.num_rounds}` : String(top.round));
-    setText(byId("t-steps"), top.round ? `${top.steps} changed the model` : "");
-    setText(byId("t-time-label"), run.simulated ? "Elapsed, virtual" : "Elapsed");
-    setText(byId("t-time"), Format.duration(top.time_s));
-    setText(byId("t-rest"), top.rest_s == null ? "" : `about ${Format.duration(top.rest_s)} left${run.target_accuracy ? " at most" : ""}`);
-    setText(byId("t-accuracy"), top.accuracy == null ? "–" : top.accuracy.toFixed(4));
-    const target = run.target_accuracy ? `, target ${run.target_accuracy}` : "";
-    setText(byId("t-best"), top.best_accuracy == null ? "" : `best ${top.best_accuracy.toFixed(4)} in round ${top.best_round}${target}`);
-    const metrics = Object.entries(top.client_metrics ?? {}), listed = metrics.slice(0, 4).map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`);
-    if (metrics.length > listed.length) listed.push(`${metrics.length - listed.length} more`);
-    setText(byId("t-on-clients"), listed.length ? `on clients: ${listed.join(", ")} in round ${top.client_metrics_round}` : "");
-    const there = top.connected != null;
-    setText(byId("t-clients-label"), there ? "Clients connected" : "Clients available");
-    setText(byId("t-clients"), `${(there ? top.connected : top.available) ?? "–"} of ${clients.name.length}`);
-    const more = there ? [`${top.available} available`, `${top.busy} busy`] : [];
-    if (top.opted_out) more.push(`${top.opted_out} opted out`);
-    if (top.newcomers.length) more.push(`${top.newcomers.length} new`);
-    if (top.refused) more.push(`${top.refused} refused`);
-    setText(byId("t-busy"), more.join(", "));
-    setText(byId("t-last"), Format.seconds(top.round_s));
-    setText(byId("t-deadline"), run.tau_max_s ? `of ${Format.seconds(run.tau_max_s)}${top.suggested_tau_max_s ? `, ${Format.seconds(top.suggested_tau_max_s)} suggested` : ""}` : "");
-    byId("t-meter").value = top.round_s && run.tau_max_s ? Math.min(1, top.round_s / run.tau_max_s) : 0;
-  }
-
-  function alarms({ alarms, run, top }) {
-    const texts = alarms.map((alarm) => alarm.text);
-    if (run.damaged_line) texts.unshift(`line ${run.damaged_line} of rounds.jsonl cannot be read: nothing after it is shown`);
-    const list = byId("alarm-list"), shown = texts.slice(0, 12);
-    if (texts.length > shown.length) shown.push(`and ${texts.length - shown.length} more`);
-    const calm = !texts.length && top.round > 0;
-    const wanted = calm ? ["No alarms."] : shown;
-    const same = list.children.length === wanted.length && wanted.every((text, i) => list.children[i].textContent === text);
-    if (!same) list.replaceChildren(...wanted.map((text) => make("li", { class: calm ? "calm" : null }, text)));
-  }
-
+  byId("all-runs").hidden = Boolean(Page.saved) || !/\/run\/[0-9a-f]+\/$/.test(location.pathname);
+  Curves.begin();
   Clients.begin();
   Why.begin();
+  Channels.begin();
+  About.begin();
   if (Page.saved) {
-    byId("save").hidden = true;
     show(Page.saved.state);
   } else {
     const events = new EventSource("events");
-    events.onmessage = () => { if (!document.hidden) load(); };
-    events.onerror = () => trouble(LOST);
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) load(); });
+    // In a tab that nobody looks at, the end of the run alone is fetched: its page ends soon after.
+    events.onmessage = (event) => { if (!document.hidden || event.data.endsWith(" ended")) load(); };
+    events.onerror = gone;
+    document.addEventListener("visibilitychange", () => { if (!document.hidden && !lost) load(); });
     load();
   }
 })();

@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,10 +29,12 @@ from flower_scheduling.server.monitoring.http_server import HttpServer
 from flower_scheduling.server.page.process import TOKEN_VARIABLE, page_process, page_token, page_url
 from flower_scheduling.server.page.run_view import RunView
 from flower_scheduling.server.page.saved import saved_page
-from flower_scheduling.server.page.web import page_app, view_of
+from flower_scheduling.server.page.web import folder_of_runs, page_app, runs_app, view_of
 from flower_scheduling.server.runs.directory import written_rounds
 from flower_scheduling.server.transport.sockets import listen
 from flower_scheduling.simulation.cli import main
+from flower_scheduling.simulation.environments.recorded import read_record
+from flower_scheduling.simulation.report.savings import estimate_savings
 
 
 @pytest.fixture
@@ -68,6 +71,21 @@ def test_regret_knows_late_joiners_by_their_names(tmp_path: Path) -> None:
         best = sorted(expected_s[arm] for arm in line["available"])[len(line["selected"]) - 1]
         total += max(expected_s[arm] for arm in line["selected"]) - best
     assert state["regret"]["regret_s"][-1] == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.usefixtures("mnist")
+def test_what_random_selection_would_have_taken_agrees_with_the_report(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    flags = "--strategy cs-ucb-q-adaptive --num-clients 6 --num-selected 2 --fairness equal:0.15"
+    more = "--rounds 150 --target-accuracy 0 --eval-every 1000"
+    assert main([*flags.split(), *more.split(), "--run-dir", str(run_dir)]) == 0
+    view = RunView(run_dir)
+    view.refresh()
+    quick = view.state()["random"]
+    replayed = estimate_savings(read_record(run_dir), 40)
+    assert quick["ours_s"] == pytest.approx(replayed.recorded_s, rel=1e-4)
+    assert replayed.other_s.low < quick["random_s"] < replayed.other_s.high
+    assert quick["low_s"] < replayed.other_s.mean < quick["high_s"]
 
 
 # --- whom it answers --------------------------------------------------------------------------
@@ -126,7 +144,9 @@ def test_on_loopback_other_names_are_not_answered(run: Run) -> None:
 def test_elsewhere_only_who_knows_the_token_gets_in(run: Run) -> None:
     run.write(record(1))
     with visit(run, "192.0.2.7", "s3cret") as visitor:
-        for path in ("/", "/state", "/events", "/static/page.js", "/round/1", "/saved"):
+        parts = ("about", "client/0", "curves/1/2", "rounds.csv")
+        for path in ("/", "/state", "/events", "/static/page.js", "/round/1", "/saved",
+                     *(f"/{part}" for part in parts)):  # fmt: skip
             assert visitor.get(path).status_code == 401, path
         assert visitor.get("/?token=wrong").status_code == 401
         assert visitor.get("/?token=").status_code == 401
@@ -138,6 +158,92 @@ def test_elsewhere_only_who_knows_the_token_gets_in(run: Run) -> None:
         assert "HttpOnly" in entered.headers["set-cookie"]
         assert visitor.get("/").status_code == 200, "by the cookie"
         assert "s3cret" not in visitor.get("/").text
+
+
+def test_a_client_a_range_settings_and_all_rounds_are_there(run: Run) -> None:
+    run.write(record(1), record(2))
+    with visit(run) as visitor:
+        assert visitor.get("/client/1").json()["rtt_s"] == [2.0, 2.0]
+        assert visitor.get("/client/99").status_code == 404
+        assert visitor.get("/curves/2/2").json()["rounds"]["round"] == [2]
+        assert visitor.get("/about").json()["settings"]["strategy"] == "cs-ucb-q"
+        table = visitor.get("/rounds.csv")
+        assert table.headers["content-type"].startswith("text/csv")
+        assert 'filename="run.csv"' in table.headers["content-disposition"]
+        assert len(table.text.splitlines()) == 3
+
+
+def test_news_of_the_end_says_so(run: Run) -> None:
+    run.write(record(1))
+    with visit(run) as visitor, visitor.stream("GET", "/events") as events:
+        lines = events.iter_lines()
+        assert not next(lines).endswith(" ended")
+        run.directory.write_summary({})
+        assert next(line for line in lines if line.endswith(" ended"))
+
+
+@contextmanager
+def visit_folder(
+    path: Path, host: str = "127.0.0.1", token: str | None = None
+) -> Iterator[httpx.Client]:
+    """Serve the page of a folder of runs as if it listened on `host`."""
+    listed, opened = folder_of_runs(path)
+    with (
+        listed, opened,
+        HttpServer("page", "127.0.0.1:0", runs_app(listed, opened, host, token)) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as visitor,
+    ):  # fmt: skip
+        yield visitor
+
+
+def test_a_folder_of_runs_is_a_list_with_a_page_for_each(run: Run, tmp_path: Path) -> None:
+    run.write(record(1))
+    other = Run(tmp_path / "other")
+    other.write(record(1), record(2))
+    with visit_folder(tmp_path) as visitor:
+        listed = visitor.get("/")
+        assert "unsafe" not in listed.headers["content-security-policy"]
+        for name in re.findall(r'(?:src|href)="(static/[^"]+)"', listed.text):
+            assert visitor.get(f"/{name}").status_code == 200, name
+        runs = {each["name"]: each for each in visitor.get("/state").json()["runs"]}
+        assert set(runs) == {"run", "other"}
+        page = f"/run/{runs['other']['id']}/"
+        assert visitor.get(page).status_code == 200
+        for part in ("static/page.js", "static/echarts.min.js", "about", "saved", "rounds.csv"):
+            assert visitor.get(f"{page}{part}").status_code == 200, part
+        assert visitor.get(f"{page}state").json()["top"]["round"] == 2
+        assert visitor.get(f"{page}round/2").json()["round"] == 2
+        other.write(record(3))
+        until(lambda: visitor.get(f"{page}state").json()["top"]["round"] == 3)
+        for path in ("/run/000000000000/", "/run/000000000000/state", "/round/1",
+                     "/run/other/", f"{page}static/web.py"):  # fmt: skip
+            assert visitor.get(path).status_code == 404, path
+    other.directory.close()
+
+
+def test_many_runs_of_a_folder_are_not_followed_at_a_time(tmp_path: Path) -> None:
+    for number in range(10):
+        each = Run(tmp_path / f"run-{number}")
+        each.write(record(1))
+        each.directory.close()
+    before = threading.active_count()
+    with visit_folder(tmp_path) as visitor:
+        runs = visitor.get("/state").json()["runs"]
+        for each in [*runs, *runs]:
+            assert visitor.get(f"/run/{each['id']}/state").json()["top"]["round"] == 1
+        following = [t for t in threading.enumerate() if t.name == "page"]
+        assert len(following) == 8 + 2, "the last eight, the folder and the server"
+    until(lambda: threading.active_count() <= before)
+
+
+def test_runs_of_a_folder_want_the_token_too(run: Run, tmp_path: Path) -> None:
+    run.write(record(1))
+    with visit_folder(tmp_path, "192.0.2.7", "s3cret") as visitor:
+        bearer = {"authorization": "Bearer s3cret"}
+        (each,) = visitor.get("/state", headers=bearer).json()["runs"]
+        for path in ("/", "/state", f"/run/{each['id']}/", f"/run/{each['id']}/state"):
+            assert visitor.get(path).status_code == 401, path
+            assert visitor.get(path, headers=bearer).status_code == 200, path
 
 
 def test_pages_on_two_ports_of_a_host_do_not_share_a_cookie(run: Run) -> None:
@@ -265,6 +371,8 @@ def test_a_saved_page_needs_nothing_and_holds_every_round(run: Run) -> None:
     assert data["state"]["top"]["round"] == 2
     assert set(data["rounds"]) == {"1", "2"}
     assert data["state"]["clients"]["name"] == NAMES
+    assert data["about"]["settings"]["strategy"] == "cs-ucb-q"
+    assert data["clients"]["0"]["rtt_s"] == [0.5, 1.0]
     assert "<script>alert" not in page, "a client's name is no markup"
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page_runs import CONFIG, MODEL, NAMES, Run, record
+from page_runs import CONFIG, MODEL, NAMES, Run, pick, record, step
 
 from flower_scheduling.server.page.run_view import RunView
 from flower_scheduling.server.runs.directory import RunDirectory
@@ -235,7 +235,14 @@ def test_regret_is_what_the_slowest_selected_costs_in_expectation(run: Run) -> N
     everybody = {"available": [0, 1, 2]}
     run.write(record(1), record(2, **everybody), record(3, **everybody))
     regret = look(run)["regret"]
-    assert regret == {"round": [1, 2, 3], "regret_s": [0.0, 1.0, 7.0]}
+    assert regret == {"round": [1, 2, 3], "time_s": [2.0, 4.0, 6.0], "regret_s": [0.0, 1.0, 7.0]}
+
+
+def test_buffered_steps_wait_for_no_client_and_have_no_regret(run: Run) -> None:
+    truth = [{"since_round": 1, "expected_time_s": {"c": 2.0, NAMES[1]: 3.0, "a": 1.0}}]
+    (run.path / "truth.json").write_text(json.dumps(truth))
+    run.write(step(1, ended=[], picks=[]))
+    assert look(run)["regret"] is None
 
 
 def test_many_rounds_share_points_and_columns(run: Run) -> None:
@@ -310,3 +317,84 @@ def test_a_deadline_that_is_found_is_shown_as_it_is_now(run: Run) -> None:
     shown = view.round(1)
     assert shown is not None
     assert shown["deadline_s"] == 60.0
+
+
+def test_a_buffered_step_tells_why_each_of_its_channels_was_given_away(run: Run) -> None:
+    picks = [pick(0, 0.0, [4.0, 5.0, 6.0]), pick(2, 0.5, [4.0, 3.0, 2.0], idle=[1, 2])]
+    run.write(step(1, ended=[(0, 0.0, 1.0)], picks=picks))
+    view = RunView(run.path)
+    view.refresh()
+    found = view.round(1)
+    assert found is not None
+    assert found["buffered"]
+    assert found["scores"] is None, "those whose work has ended were not picked by them"
+    assert (found["staleness"], found["begin_s"]) == ([0], [0.0])
+    first, last = found["picks"]
+    assert (first["arm"], first["begin_s"], first["scores"]["cut"]) == (0, 0.0, 4.0)
+    assert (last["arm"], last["scores"]["cut"]) == (2, 2.0)
+    assert last["scores"]["available"] == [False, True, True]
+    assert last["scores"]["score"] == [4.0, 3.0, 2.0]
+
+
+def test_clients_at_work_on_a_channel_are_busy_and_not_away(run: Run) -> None:
+    run.directory.close()
+    run.directory = RunDirectory(
+        run.path.with_name("b"), {**CONFIG, "num-clients": 3, "mode": "buffered"}
+    )
+    run.path = run.path.with_name("b")
+    picks = [pick(0, 0.0, [1.0, 2.0, 3.0]), pick(1, 0.0, [1.0, 2.0, 3.0])]
+    run.write(step(1, ended=[(0, 0.0, 1.0)], picks=picks, available=[0]))
+    state = look(run)
+    assert state["clients"]["state"] == ["free", "busy", "away"]
+    assert (state["top"]["available"], state["top"]["busy"]) == (1, 1)
+    assert state["run"]["buffered"]
+
+
+def test_a_range_of_rounds_has_points_of_its_own(run: Run) -> None:
+    lengths = np.random.default_rng(0).random(1500).tolist()
+    run.write(*(record(i, round_s=s, time_s=float(i)) for i, s in enumerate(lengths, start=1)))
+    view = RunView(run.path)
+    view.refresh()
+    assert view.state()["rounds"]["width"] == 3
+    found = view.curves(1000, 1100)["rounds"]
+    assert found["width"] == 1
+    assert found["round"] == list(range(1000, 1101))
+    assert found["longest_s"] == pytest.approx(lengths[999:1100], rel=1e-5)
+    assert view.curves(1400, 10**9)["rounds"]["round"][-1] == 1500
+    assert view.curves(1501, 1600)["rounds"]["round"] == []
+
+
+def test_settings_and_log_are_there_and_secrets_are_not(run: Run) -> None:
+    config = run.path / "config.toml"
+    config.write_text(config.read_text() + 'tracker-token = "s3cret"\nlisted = ["a", "b"]\n')
+    (run.path / "log.txt").write_text("first\n" + "x" * 70_000 + "\nlast\n")
+    view = RunView(run.path)
+    view.refresh()
+    about = view.about()
+    assert "s3cret" not in json.dumps(about)
+    assert about["settings"]["strategy"] == "cs-ucb-q"
+    assert about["settings"]["listed"] == "['a', 'b']"
+    assert about["log"] == "last\n", "whole lines of its end"
+    assert view.about(log=False)["log"] == ""
+
+
+def test_the_table_of_all_rounds_is_one_for_spreadsheets(run: Run) -> None:
+    run.write(record(1, accuracy=0.5, loss=1.25), record(2, rtt_s=[0.5, None],
+                                                         reason=[None, "timeout"]))  # fmt: skip
+    view = RunView(run.path)
+    view.refresh()
+    assert "".join(view.rounds_csv()).split("\r\n") == [
+        "round,time_s,round_s,selected,completed,slowest,accuracy,loss",
+        "1,2.0,2.0,2,2,<script>alert(1)</script>,0.5,1.25",
+        "2,4.0,2.0,2,1,<script>alert(1)</script>,,",
+        "",
+    ]
+
+
+def test_a_run_at_random_is_compared_with_nothing(run: Run) -> None:
+    run.write(*(record(number) for number in range(1, 31)))
+    found = look(run)["random"]
+    assert found["ours_s"] == 60.0
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace('"cs-ucb-q"', '"random"'))
+    assert look(run)["random"] is None
