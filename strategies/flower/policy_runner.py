@@ -215,13 +215,14 @@ class PolicyRunner:
         Parameters
         ----------
         arms : ArmTable
-            Of which those that are available are idle.
+            Of which those that are available, and not at work, are idle.
         at_work : sequence of int
-            Arms at work.
+            Arms at work. A client may be free again while its reply is still to be taken.
         """
-        available, member = arms.available, arms.member
+        available, member = arms.available.copy(), arms.member
         there = available.copy()
         there[list(at_work)] = True
+        available[list(at_work)] = False
         self._check_floors(arms.names, member)
         return self._ask(RoundContext(self.policy.last_round + 1, available, there & member), arms)
 

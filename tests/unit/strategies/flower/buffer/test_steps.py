@@ -226,6 +226,17 @@ def test_every_channel_that_is_given_away_is_recorded_with_its_reason() -> None:
     assert records[-1].explanation is records[-1].picks[-1].explanation
 
 
+def test_client_whose_reply_is_in_and_not_yet_taken_gets_no_second_channel() -> None:
+    grid = ScriptedGrid([silent, *[adding()] * 3])
+    grid.away = {100}
+    grid.busy = set  # type: ignore[method-assign]  # all are free, as they are once they replied
+    _, records, _, _ = run([], grid=grid, num_selected=2, buffer_size=1, rounds=20)
+    ended = Counter((r.arm, r.begin_s) for record in records for r in record.results)
+    assert len(ended) == 20
+    assert set(ended.values()) == {1}
+    assert sum(len(record.picks) for record in records) - len(ended) == 1, "none is lost"
+
+
 def test_of_many_picks_in_a_large_fleet_the_last_ones_are_explained() -> None:
     parts: Any = SimpleNamespace(timed=SimpleNamespace(now=lambda: 0.0))
     one = BufferedStep(parts, 1, ArrayRecord(), None)
