@@ -32,6 +32,7 @@ _READ_BYTES: Final = 1 << 24
 _QUIET_S: Final = 3 * HEARTBEAT_S  # a server without a newer ``live.json`` counts as dead
 _RECENT: Final = 50  # rounds by which the rest of a run is estimated
 _ROUNDING: Final = 1e-6  # relative difference of scores that recording them may have made
+_BUSY: Final = 0.9  # least share of a buffered run's time that is compared with other policies
 _RANDOM: Final = "random"  # the policy that others are compared with
 _LOG_BYTES: Final = 1 << 16  # of the end of the log that are shown
 _SECRETS: Final = ("token", "password", "secret")  # settings with such names are not shown
@@ -112,7 +113,7 @@ class RunView:
             "regret": self._curves.regret_series(),
             "heat": self._curves.heat(self._totals.arms),
             "channels": self._work.channels(int(self._config.get("num-selected", 1))),
-            "random": self._against_random(),
+            **self._against_random(),
             "alarms": self._alarms_now(),
         }
 
@@ -151,10 +152,17 @@ class RunView:
             return ""
         return text.partition("\n")[2] if begin else text
 
-    def _against_random(self) -> dict[str, Any] | None:
+    def _against_random(self) -> dict[str, Any]:
+        """Return what random selection would have taken, or else why that is not estimated."""
+        found, why = None, None
+        ours_s = float(sum(self._curves.round_s))
         if self._config.get("strategy") == _RANDOM:
-            return None
-        return as_json(self._random.estimate(), float(sum(self._curves.round_s)))
+            why = "random"
+        elif self._work.buffered and ours_s < _BUSY * self._curves.time_s[-1]:
+            why = "pauses"  # in which clients go on with their work
+        elif (found := as_json(self._random.estimate(), ours_s)) is None:
+            why = "early"
+        return {"random": found, "random_why": why}
 
     def round(self, number: int) -> dict[str, Any] | None:
         """Return a round with the scores of all clients, ready for JSON; ``None``: there is none.

@@ -141,7 +141,7 @@ const Curves = (() => {
     r.slowest.forEach((arm) => counts.set(arm, (counts.get(arm) || 0) + 1));
     const often = [...counts].sort((a, b) => b[1] - a[1])[0];
     const cut = beyond.length ? `, ${beyond.length} above the scale (▲), up to ${Format.seconds(Math.max(...beyond))}` : "";
-    setText(byId("rounds-note"), `${several ? `The longest of every ${r.width} ${what}s, and their mean` : `Each ${what}, and its moving mean`}${cut}.`);
+    setText(byId("rounds-note"), !r.round.length ? "No round has ended yet." : `${several ? `The longest of every ${r.width} ${what}s, and their mean` : `Each ${what}, and its moving mean`}${cut}.`);
     const label = r.round.length ? `Last ${what} ${Format.seconds(Page.state.top.round_s)}, deadline ${Format.seconds(s.run.tau_max_s)}; most often the slowest: ${names[often[0]] ?? "none"}.` : "No rounds yet.";
     const longestX = choice.x === "time" ? r.longest_time_s : r.longest_round;
     Charts.put(byId("c-rounds"), () => {
@@ -151,7 +151,7 @@ const Curves = (() => {
         legend: {}, xAxis, yAxis: { type: "value", name: `${what} [s]`, nameGap: 40, ...(top == null ? {} : { max: Number((1.03 * top).toPrecision(2)) }) },
         series: [
           { name: several ? "longest" : what, type: "scatter", symbolSize: 4, data: points, itemStyle: { color: Palette.of("faint") }, ...deadline },
-          Charts.line("mean", Charts.pairs(on(r), smoothed(r.mean_s, several ? choice.smooth : Math.max(choice.smooth, 0.9))), { showSymbol: false, lineStyle: { color: Palette.of("ours"), width: 2.5 }, itemStyle: { color: Palette.of("ours") } }),
+          Charts.line("mean", Charts.pairs(on(r), smoothed(r.mean_s, several ? choice.smooth : Math.max(choice.smooth, 0.9))), { showSymbol: false, lineStyle: { color: Palette.of("ours"), width: several && choice.smooth < 0.5 ? 1.25 : 2.5 }, itemStyle: { color: Palette.of("ours") } }),
         ],
         tooltip: { formatter: (p) => (p.seriesType === "line" ? `mean ${Format.seconds(p.value[1])}` : `${what} ${p.data.round}: ${Format.seconds(p.data.real)}${p.name ? `\n${s.run.buffered ? "longest work" : "slowest"}: ${p.name}` : ""}`) },
       };
@@ -205,7 +205,7 @@ const Curves = (() => {
     const h = s.heat, names = s.clients.name, width = h.width || 1, what = s.run.buffered ? "steps" : "rounds";
     const grouped = h.rows.some((row) => row.length > 1);
     const rows = h.rows.map((row) => (row.length === 1 ? names[row[0]] : `${names[row[0]]} … ${names[row.at(-1)]}`));
-    setText(byId("heat-note"), `Percent of ${width > 1 ? `every ${width} ${what}` : `each ${what.slice(0, -1)}`}; the fastest ${grouped ? "groups of clients " : "clients "}at the bottom.`);
+    setText(byId("heat-note"), !h.round.length ? "" : `Percent of ${width > 1 ? `every ${width} ${what}` : `each ${what.slice(0, -1)}`}; the fastest ${grouped ? "groups of clients " : "clients "}at the bottom.`);
     byId("c-heat").style.height = `${Math.min(26, 8 + 0.9 * Math.max(rows.length, 6))}rem`;
     const percent = h.percent.flatMap((row, y) => row.map((value, x) => [x, y, value]));
     const marks = rows.length <= 40 ? null : { 0: "fastest", [Math.floor(rows.length / 2)]: "median", [rows.length - 1]: "slowest" };

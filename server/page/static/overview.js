@@ -11,14 +11,18 @@ const Overview = (() => {
   }
 
   /** Say what the run has taken beside what random selection would have taken. */
-  function saving({ run, top, random }) {
+  function saving({ run, top, random, random_why: reason }) {
     const hero = byId("saving"), what = run.buffered ? "updates" : "rounds";
     byId("saving-bars").hidden = !random;
     hero.classList.remove("good", "bad");
     if (!random) {
-      const why = run.policy === "random" ? "This run selects at random: it is what others are compared with." : top.round ? "An estimate follows after 20 rounds." : "";
-      setText(byId("saving-value"), run.policy === "random" ? "Random selection" : "–");
-      setText(byId("saving-text"), why);
+      const [title, why] = {
+        random: ["Random selection", "This run selects at random: it is what others are compared with."],
+        pauses: ["not estimated", "The server was busy with other things than steps, such as evaluation, for more than a tenth of the time, while clients went on with their work."],
+        early: ["–", "An estimate follows after 20 rounds with updates."],
+      }[reason] ?? ["–", ""];
+      setText(byId("saving-value"), title);
+      setText(byId("saving-text"), top.round || reason === "random" ? why : "");
       return;
     }
     const { ours_s: ours, random_s: mean, low_s: low, high_s: high, unknown } = random;

@@ -119,7 +119,8 @@ const Page = {
     const events = new EventSource("events");
     // In a tab that nobody looks at, the end of the run alone is fetched: its page ends soon after.
     events.onmessage = (event) => { if (!document.hidden || event.data.endsWith(" ended")) load(); };
-    events.onerror = gone;
+    // A stream that breaks off says little: whether the server still answers is asked.
+    events.onerror = () => setTimeout(load, 1000);
     document.addEventListener("visibilitychange", () => { if (!document.hidden && !lost) load(); });
     load();
   }

@@ -183,7 +183,7 @@
   byId("runs-csv").addEventListener("click", () => Csv.save("runs.csv", [COLUMNS.map((each) => each.title), ...ordered().map((run) => COLUMNS.map((each) => each.key(run)))]));
   const events = new EventSource("events");
   events.onmessage = () => { if (!document.hidden) load(); };
-  events.onerror = () => notice("This page's server does not answer: what is shown is its last state.");
+  events.onerror = () => setTimeout(load, 1000);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) load(); });
   load();
 })();

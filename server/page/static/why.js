@@ -101,7 +101,11 @@ const Why = (() => {
     if (round > last) round = last;
     if (last && (byId("why-follow").checked || !round)) load(last);
     else if (last) load(round);
-    else arrows();
+    else {
+      arrows();
+      byId("why-chart").parentElement.hidden = true;
+      setText(byId("why-summary"), `No ${unit} has ended yet.`);
+    }
   }
 
   /** Load a round and show it; until it is there, box and sentence both keep the one before. */
@@ -203,8 +207,11 @@ const Why = (() => {
         left = 0;
         body.append(cutRow(columns, free - picked));
       }
-      if (near(arm, rank)) body.append(clientRow(arm, rank, parts));
-      else left += 1;
+      if (near(arm, rank)) {
+        more(body, left, rank < picked ? "with better scores" : "between", columns);
+        left = 0;
+        body.append(clientRow(arm, rank, parts));
+      } else left += 1;
     });
     more(body, left, "with worse scores", columns);
     if (picked && picked === free) body.append(cutRow(columns, 0));

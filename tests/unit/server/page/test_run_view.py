@@ -397,4 +397,14 @@ def test_a_run_at_random_is_compared_with_nothing(run: Run) -> None:
     assert found["ours_s"] == 60.0
     config = run.path / "config.toml"
     config.write_text(config.read_text().replace('"cs-ucb-q"', '"random"'))
-    assert look(run)["random"] is None
+    state = look(run)
+    assert (state["random"], state["random_why"]) == (None, "random")
+
+
+def test_buffered_time_with_pauses_of_the_server_is_not_compared(run: Run) -> None:
+    for number in range(1, 31):
+        begin_s = 2.0 * number
+        ended = [(0, begin_s, 1.0)]
+        run.write(step(number, ended, [pick(0, begin_s, [1.0, 2.0, 3.0])], time_s=begin_s + 1.0))
+    state = look(run)
+    assert (state["random"], state["random_why"]) == (None, "pauses")
