@@ -62,7 +62,7 @@ verify-images: $(VENV)/.installed-dev
 pictures: links $(VENV)/.installed-dev
 	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python -m pytest tests/e2e/test_page_browser.py
-	cp artifacts/page-why.png artifacts/page-fleet.png docs/
+	cp artifacts/page-why.png artifacts/page-fleet.png artifacts/page-channels.png artifacts/page-runs.png docs/
 
 soak: $(VENV)/.installed-dev
 	SOAK_S=600 SOAK_SEED=$$(date +%s) $(BIN)/python -m pytest tests/faults -s

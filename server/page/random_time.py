@@ -20,9 +20,9 @@ _WELL_KNOWN: Final = 20  # rounds from which on it is known by its own times alo
 _LEAST_ROUNDS: Final = 20
 _REPEATS: Final = 40
 _DRAWS: Final = 250  # rounds of a repeat, fewer in large fleets
-_MOST_DRAWS: Final = 4_000_000  # of clients, in all repeats
+_MOST_DRAWS: Final = 1_000_000  # of clients, in all repeats
 _LONGEST_WORK: Final = 400  # pieces of work of a repeat in buffered mode
-_MORE: Final = 1.05  # by which a run has grown when its estimate is made anew
+_MORE: Final = 1.1  # by which a run has grown when its estimate is made anew
 _TINY: Final = 1e-12  # of times so well known that none is foreign
 _INTERVAL: Final = (0.025, 0.975)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import tomllib
 from array import array
@@ -470,8 +471,8 @@ class RunView:
             names = [file.name for file in (self.path / "checkpoint").iterdir()]
         except OSError:
             return 0
-        rounds = [int(name.partition("-")[0]) for name in names if name[:8].isdigit()]
-        return max(rounds, default=0)
+        found = (re.match(r"(\d{8,})-", name) for name in names)  # others are being written
+        return max((int(each[1]) for each in found if each), default=0)
 
 
 def _scores_json(scores: Scores, selected: Sequence[int]) -> dict[str, Any]:

@@ -64,11 +64,12 @@ const Channels = (() => {
     const height = Math.min(26, Math.max(2, 0.74 * api.size([0, 1])[1]));
     const box = echarts.graphic.clipRectByRect({ x, y: y - height / 2, width: Math.max(1.5, end - x - 1), height }, { x: params.coordSys.x, y: params.coordSys.y, width: params.coordSys.width, height: params.coordSys.height });
     if (!box) return null;
-    const fits = box.width > 40 && height > 11, ink = Palette.of(echarts.color.lum(item.colour, 1) > 0.45 ? "onLight" : "onDark");
+    const most = Math.floor((box.width - 8) / 6.4), fits = most > 3 && height > 11;
+    const text = name.length > most ? `${name.slice(0, most - 1)}…` : name, ink = Palette.of(echarts.color.lum(item.colour, 1) > 0.45 ? "onLight" : "onDark");
     return {
       type: "rect", shape: { ...box, r: Math.min(3, height / 4) },
       style: { fill: item.colour, stroke: Palette.of("soft"), lineWidth: 0.6 },
-      ...(fits ? { textContent: { style: { text: name, fill: ink, fontSize: 11, overflow: "truncate", width: box.width - 8 } }, textConfig: { position: "insideLeft", distance: 4 } } : {}),
+      ...(fits ? { textContent: { style: { text, fill: ink, fontSize: 11 } }, textConfig: { position: "insideLeft", distance: 4 } } : {}),
       emphasis: { style: { stroke: ink, lineWidth: 1.5 } },
     };
   }

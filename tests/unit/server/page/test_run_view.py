@@ -150,6 +150,20 @@ def test_checkpoints_that_cannot_be_read_are_stale(tmp_path: Path) -> None:
     directory.close()
 
 
+def test_a_checkpoint_that_is_being_written_hides_nothing(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with RunDirectory(run_dir, {**CONFIG, "checkpoint-every": 2}) as directory:
+        for number in range(1, 8):
+            directory.write_round(record(number), MODEL)
+        (run_dir / "checkpoint").mkdir()
+        (run_dir / "checkpoint" / "00000006.new").touch()
+        view = RunView(run_dir)
+        view.refresh()
+        assert [alarm["kind"] for alarm in view.state()["alarms"]] == ["checkpoint-stale"]
+        (run_dir / "checkpoint" / "00000006-0cbb7f35.safetensors").touch()
+        assert view.state()["alarms"] == []
+
+
 def test_it_follows_a_run_as_it_grows_and_sees_no_half_line(run: Run) -> None:
     view = RunView(run.path)
     view.refresh()
