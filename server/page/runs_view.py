@@ -83,7 +83,7 @@ class RunsView:
             if entry.found
         ]
         return {
-            "folder": str(self.path),
+            "name": self.path.resolve().name,
             "pending": self._pending,
             "left_out": self._left_out,
             "runs": shown,

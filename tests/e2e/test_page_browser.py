@@ -200,6 +200,8 @@ def test_it_follows_a_running_fleet_whatever_its_clients_are_called(
             assert hostile in visit.text("#why-sentence")
             expect(visit.page.locator("#t-clients")).to_have_text("3 of 3")
             visit.page.fill("#client-search", "")
+            until(lambda: visit.page.wait_for_timeout(50) or visit.round() > 40)
+            assert visit.text("#saving-value") != "–"
             visit.picture("page-running-fleet")
             visit.page.screenshot(path=PICTURES / "page-fleet.png")
             fleet.processes["dev-0"].kill()

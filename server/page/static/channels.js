@@ -69,7 +69,8 @@ const Channels = (() => {
     return {
       type: "rect", shape: { ...box, r: Math.min(3, height / 4) },
       style: { fill: item.colour, stroke: Palette.of("soft"), lineWidth: 0.6 },
-      ...(fits ? { textContent: { style: { text, fill: ink, fontSize: 11 } }, textConfig: { position: "insideLeft", distance: 4 } } : {}),
+      // Also where there is no room for it, or that of an earlier drawing would stay.
+      textContent: { style: { text: fits ? text : "", fill: ink, fontSize: 11 } }, textConfig: { position: "insideLeft", distance: 4 },
       emphasis: { style: { stroke: ink, lineWidth: 1.5 } },
     };
   }

@@ -62,9 +62,9 @@
     state = next;
     const left = [state.pending ? `reading ${state.pending} more` : "", state.left_out ? `${state.left_out} older ones are left out` : ""].filter(Boolean);
     notice(left.join("; "));
-    setText(byId("name"), state.folder);
+    setText(byId("name"), state.name);
     setText(byId("what"), `${state.runs.length} ${state.runs.length === 1 ? "run" : "runs"}`);
-    document.title = `Runs in ${state.folder}`;
+    document.title = `Runs in ${state.name}`;
     for (const id of shown.keys()) {
       if (!state.runs.some((run) => run.id === id)) shown.delete(id);
     }
