@@ -1,25 +1,19 @@
 "use strict";
 
 /**
- * Colours by meaning. Their values, for light, dark and paper, are the CSS variables at the top of
- * page.css; nothing else on the page has a colour of its own.
+ * Colours by meaning. Their values, for light, dark and paper, are CSS variables: those of
+ * flower_scheduling/palette.py, which the server puts before page.css, and the few at its top.
  */
 const Palette = (() => {
   const MEANINGS = {
     ink: "--ink", soft: "--soft", line: "--line", card: "--card", accent: "--accent",
-    bad: "--bad", good: "--good", ours: "--c-ours", random: "--c-random", faint: "--c-faint",
-    target: "--c-target", floor: "--c-floor", failed: "--c-failed", score: "--c-score",
+    bad: "--failed", good: "--ok", ours: "--c-ours", random: "--c-random", faint: "--c-faint",
+    target: "--ink", floor: "--ink", failed: "--failed", score: "--c-score",
     onLight: "--c-on-light", onDark: "--c-on-dark",
   };
-  // Parts of scores, in the order of their colours.
-  const PARTS = {
-    mean: "--c-time", time: "--c-time", failures: "--c-failed", bonus: "--c-bonus", draw: "--c-draw",
-    queue: "--c-floor", floor: "--c-floor", accuracy: "--c-accuracy", loss: "--c-loss",
-    turn: "--c-accuracy", weight: "--c-accuracy", staleness: "--c-draw", chance: "--c-random",
-  };
-  const SERIES = ["--c-1", "--c-2", "--c-3", "--c-4", "--c-5", "--c-6", "--c-7"];
+  const SERIES = [0, 1, 2, 3, 4, 5, 6].map((n) => `--series-${n}`);
   const DASHES = ["solid", "dashed", "dotted"];
-  const STEPS = ["--heat-0", "--heat-1", "--heat-2"];
+  const STEPS = [0, 1, 2, 3, 4, 5].map((n) => `--heat-${n}`);
 
   function value(variable) {
     return getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
@@ -27,7 +21,7 @@ const Palette = (() => {
 
   return {
     of: (meaning) => value(MEANINGS[meaning]),
-    part: (name) => value(PARTS[name] || "--c-random"),
+    part: (name) => value(`--part-${name}`) || value("--c-random"),
     /** Colour and dash of the n-th of many lines: no two of the first 21 are alike. */
     series: (n) => ({ color: value(SERIES[n % SERIES.length]), type: DASHES[Math.floor(n / SERIES.length) % DASHES.length] }),
     variable: (n) => SERIES[n % SERIES.length],
