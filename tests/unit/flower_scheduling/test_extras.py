@@ -28,6 +28,7 @@ TRACKERS = {"tensorboard", "mlflow", "wandb"}
 WITH_ZSTD = {"client/wire/compression.py"}
 """Imported where arrays are compressed so."""
 WITH_PAGE = {
+    "server/page/process.py",
     "server/page/web.py",
     "server/monitoring/http_server.py",
     "server/monitoring/prometheus.py",
