@@ -29,8 +29,8 @@ from flower_scheduling.server.settings.run import idle_settings
 from flower_scheduling.startup import without_collection
 
 from .program import processes_option, program_name
-from .progress import RunProgress
 from .settings import SCENARIOS, SimulationConfig
+from .terminal.progress import RunProgress
 
 # What ``compare`` runs by default, per scenario: the paper's lists.
 _COMPARED = {
@@ -207,7 +207,7 @@ def _run(
                     hooks = [progress.hook(simulation.config.strategy), stop]
                     results.append(simulation.run(hooks, resume=resume))
 
-    from .tables import print_tables
+    from .terminal.tables import print_tables
 
     figures: list[Path] = []
     if any(len(result.records) > 1 for result in results):  # a curve needs two rounds

@@ -13,8 +13,8 @@ from rich.console import Console
 from flower_scheduling.server.settings.run import ServerConfig
 
 from ..cluster import Cluster
-from ..job_progress import fetch_data, run_shown
 from ..program import cluster_option, processes_option
+from ..terminal.job_progress import fetch_data, run_shown
 from . import results as report
 from . import training_track
 from .scenario import Scenario, suite

@@ -21,8 +21,8 @@ from flower_scheduling.signals import signals_of
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 
 from ..jobs import end_with_parent
-from ..progress import RoundReporter, RunProgress
 from ..settings import SimulationConfig
+from ..terminal.progress import RoundReporter, RunProgress
 from .runner import Simulation, SimulationResult
 
 _LOOK_S: Final = 0.1

@@ -16,8 +16,8 @@ from rich.table import Table
 from flower_scheduling.errors import did_you_mean
 
 from ..cluster import Cluster
-from ..job_progress import fetch_data, run_shown
 from ..program import cluster_option, processes_option, program_name
+from ..terminal.job_progress import fetch_data, run_shown
 from .claims import Claim, judge
 from .figures import FIGURES, Results, jobs_of, write_figure
 from .html_report import load_results, page, results_of, shown, write_report

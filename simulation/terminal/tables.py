@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .engine.runner import SimulationResult
-from .program import program_name
+from ..engine.runner import SimulationResult
+from ..program import program_name
 
 _MAX_ROWS = 30
 

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flower_scheduling.server.runtimes.signals import stoppable
 
-from .cluster import Cluster
-from .jobs import Arrays, Job, run_jobs
+from ..cluster import Cluster
+from ..jobs import Arrays, Job, run_jobs
 
 _LINE_EVERY_S: Final = 60.0
 
