@@ -26,6 +26,7 @@ from flower_scheduling.errors import (
     fail,
 )
 from flower_scheduling.extras import BUILT_IN_APP, require_extra
+from flower_scheduling.help_sections import HelpfulGroup
 from flower_scheduling.loading import load_object
 from flower_scheduling.usage import usage_text
 
@@ -118,6 +119,7 @@ _tls = click.option(
 
 
 @click.group(
+    cls=HelpfulGroup,
     invoke_without_command=True,
     context_settings={
         "help_option_names": ["-h", "--help"],

@@ -13,10 +13,13 @@ from typing import Any
 import click
 from rich.console import Console
 
+from flower_scheduling.client.wire.frames import package_version
 from flower_scheduling.extras import require_extra
+from flower_scheduling.help_sections import HelpfulGroup
 from flower_scheduling.server.cli.options import (
     given_settings,
     log_warnings_to,
+    policies_help,
     resume_option,
     run_command,
     settings_options,
@@ -28,18 +31,29 @@ from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import idle_settings
 from flower_scheduling.startup import without_collection
 
-from .program import processes_option, program_name
+from .program import processes_option, program_name, strategies_option
 from .settings import SCENARIOS, SimulationConfig
 from .terminal.progress import RunProgress
 
-# What ``compare`` runs by default, per scenario: the paper's lists.
+# What ``compare`` runs by default, per scenario, and with ``--paper``: the paper's lists.
 _COMPARED = {
-    "ideal": "cs-ucb,random,round-robin,local-accuracy",
-    "non-ideal": "cs-ucb-q,modified-cs-ucb,random,round-robin,local-accuracy",
+    "ideal": ("random", "round-robin", "cs-ucb", "cs-ucb-adaptive"),
+    "non-ideal": (
+        "random",
+        "round-robin",
+        "modified-cs-ucb",
+        "cs-ucb-q",
+        "cs-ucb-q-adaptive",
+        "cs-ucb-q-loss",
+    ),
+}
+_OF_THE_PAPER = {
+    "ideal": ("random", "round-robin", "local-accuracy", "cs-ucb"),
+    "non-ideal": ("random", "round-robin", "local-accuracy", "modified-cs-ucb", "cs-ucb-q"),
 }
 # Imported when they are called: a run needs none of them.
 _COMMANDS = {
-    "benchmark": ("benchmark.cli", "benchmark"),
+    "benchmark": ("benchmark.cli", "benchmark"),  # an earlier name of the league
     "league": ("benchmark.cli", "benchmark"),
     "paper": ("paper.cli", "paper"),
     "paper-page": ("paper.cli", "paper_page"),
@@ -49,11 +63,11 @@ _COMMANDS = {
 }
 
 
-class _Commands(click.Group):
+class _Commands(HelpfulGroup):
     """The commands of this module, and those of others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_COMMANDS])
+        return sorted({*super().list_commands(ctx), *_COMMANDS} - {"benchmark"})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
@@ -73,8 +87,12 @@ def _shown_default(key: str, default: object) -> str:
     return ", ".join(presets) or str(default)
 
 
-_options = settings_options(SimulationConfig, _shown_default)
 _json = click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+
+
+def _compared() -> str:
+    listed = [f"{', '.join(names)} ({scenario})" for scenario, names in _COMPARED.items()]
+    return f"  [default: {'; '.join(listed)}]"
 
 
 @click.group(
@@ -82,7 +100,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the summary 
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@_options
+@click.version_option(package_version())
+@settings_options(SimulationConfig, _shown_default)
 @_json
 @resume_option
 @click.option(
@@ -104,7 +123,8 @@ def cli(
 ) -> None:
     """Schedule real Flower clients that train on MNIST, in one process and virtual time.
 
-    Without arguments: CS-UCB-Q in the paper's non-ideal scenario, until a stated accuracy.
+    Without a command it is one run: CS-UCB-Q in the paper's non-ideal
+    scenario, until a stated accuracy.
     """
     if context.invoked_subcommand != "watch":  # it draws and computes nothing
         require_extra("the simulation", "simulation")
@@ -142,22 +162,29 @@ def _page(run_dir: Path, address: str | None) -> Iterator[None]:
             threading.Event().wait()
 
 
-@cli.command()
-@click.option("--strategies", help="Policies to compare, separated by commas.")
-@_options
+@cli.command(short_help="Run several policies on the same draws, side by side.")
+@strategies_option(policies_help().strip() + _compared(), old="--strategies", commas=True)
+@click.option(
+    "--paper",
+    is_flag=True,
+    help="The paper's own comparison: without our policies, and with local-accuracy, which takes "
+    "minutes, as it measures all data of its clients in each round.",
+)
+@settings_options(SimulationConfig, _shown_default, without=["strategy"])
 @_json
 @processes_option
-def compare(strategies: str | None, as_json: bool, processes: int, **flags: Any) -> None:
-    """Run several policies on the same channel, compute and availability draws, side by side."""
-    if flags["strategy"] is not None:
-        raise click.UsageError("compare takes --strategies A,B,... instead of --strategy")
+def compare(
+    strategies: list[str], paper: bool, as_json: bool, processes: int, **flags: Any
+) -> None:
+    """Run several policies on the same channel, compute and availability draws, side by side.
+
+    With a target accuracy a run ends when it is reached, and the policies are compared by the time
+    that they took to it.
+    """
+    if paper and strategies:
+        raise click.UsageError("--paper names the policies by itself: leave out --strategy")
     config = _resolve(flags)
-    listed = _COMPARED[config.scenario] if strategies is None else strategies
-    names = [name.strip() for name in listed.split(",") if name.strip()]
-    if not names:
-        raise click.UsageError("--strategies must name at least one policy")
-    if len(set(names)) != len(names):
-        raise click.UsageError("--strategies names a policy twice")
+    names = strategies or list((_OF_THE_PAPER if paper else _COMPARED)[config.scenario])
     base = Path(config.run_dir or default_run_dir("compare"))
     configs = [config.changed(strategy=name, run_dir=str(base / file_name(name))) for name in names]
     _warn_of_idle(flags, names)

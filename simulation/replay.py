@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.server.runtimes.signals import stoppable
@@ -18,20 +19,19 @@ from flower_scheduling.strategies import POLICIES
 
 from .engine.replayer import RECORDED, Replayed, caveats, plays_again, replay, replayable
 from .environments.recorded import RunRecord, read_record
+from .program import strategies_option
+from .terminal.name_table import name_table
+from .terminal.round_bar import RoundBar
 
 _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
 
 
-@click.command("replay")
+@click.command("replay", short_help="Replay other policies on the times recorded in RUN.")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar="NAME",
-    help="May be given several times. One of: "
+@strategies_option(
+    "One of: "
     + ", ".join(filter(replayable, POLICIES))
-    + f", or MODULE:CLASS.  [default: {', '.join(_DEFAULT)}]",
+    + f", or MODULE:CLASS.  [default: {', '.join(_DEFAULT)}]"
 )
 @click.option(
     "--strategy-option",
@@ -53,11 +53,11 @@ def replay_command(
     if options and not strategies:
         raise click.UsageError("--strategy-option wants the --strategy that has the parameter")
     record = read_record(run)
-    option, names = ",".join(options), list(dict.fromkeys(strategies or _DEFAULT))
+    option, names = ",".join(options), list(strategies or _DEFAULT)
     if not option and plays_again(record):  # it is there already
         names = [name for name in names if name != record.policy]
-    with stoppable():
-        found = replay(record, names, num_seeds=seeds, option=option)
+    with stoppable(), RoundBar(Console(stderr=True), "replaying") as bar:
+        found = replay(record, names, num_seeds=seeds, option=option, on_round=bar)
     if as_json:
         shown = {
             "recorded_policy": record.policy,
@@ -81,18 +81,20 @@ def replay_command(
 
 
 def _table(record: RunRecord, found: Sequence[Replayed]) -> Table:
-    table = Table(
+    labels = [
+        f"{record.policy}, again" if each.policy == RECORDED else each.policy for each in found
+    ]
+    table = name_table(
+        "policy",
+        labels,
+        ("time [s]", "95 %", "against the record", "of clients hardly known"),
         title=f"{record.num_rounds} rounds, {record.num_selected} of {len(record.names)} clients, "
-        f"recorded with {record.policy}: {record.time_s:.1f} s"
+        f"recorded with {escape(record.policy)}: {record.time_s:.1f} s",
     )
-    table.add_column("policy")
-    for column in ("time [s]", "95 %", "against the record", "of clients hardly known"):
-        table.add_column(column, justify="right")
-    for each in found:
-        label = f"{record.policy}, again" if each.policy == RECORDED else each.policy
+    for label, each in zip(labels, found, strict=True):
         time_s = each.time_s
         table.add_row(
-            label,
+            escape(label),
             f"{time_s.mean:.1f}",
             f"{time_s.low:.1f} to {time_s.high:.1f}",
             f"{time_s.mean / record.time_s - 1:+.0%}" if record.time_s else "",

@@ -24,7 +24,7 @@ from .environments.recorded import holds_runs, require_run
 from .output_file import ensure_overwritable
 
 
-@click.command("watch")
+@click.command("watch", short_help="Show RUN in the browser.")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--address",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from flower_scheduling.client.wire.frames import package_version
+from flower_scheduling.help_sections import HelpfulGroup
 
 from .certificates import CertificateFolder
 from .options import run_command
@@ -36,7 +37,7 @@ def _hosts(note: str = "", **more: Any) -> Callable[[_Command], _Command]:
     return click.option("--host", "hosts", multiple=True, help=text + note, **more)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=HelpfulGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_version(), prog_name="flower-certs")
 def cli() -> None:
     """Make a certificate authority, a server certificate and named client certificates.
@@ -82,6 +83,6 @@ def ensure(folder: Path, hosts: tuple[str, ...], names: tuple[str, ...]) -> None
 @_folder
 @_hosts("  [default: those of its certificate]")
 def renew(folder: Path, hosts: tuple[str, ...]) -> None:
-    """Make new certificates for the server and every client, in the place of the old ones."""
+    """Make new certificates for the server and every client. They replace the old ones."""
     for name in CertificateFolder(folder).renew(hosts):
         click.echo(name)

@@ -18,6 +18,7 @@ from flower_scheduling.client.wire.frames import package_version
 from flower_scheduling.client.wire.health import check_health
 from flower_scheduling.environment import check_environment
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.help_sections import HelpfulGroup
 from flower_scheduling.schema import kebab
 from flower_scheduling.strategies.flower import LOGGER
 from flower_scheduling.strategies.flower.wrapped import is_round_line
@@ -43,6 +44,7 @@ _PIPED_WIDTH = 200  # of a table for grep, in characters
 
 
 @click.group(
+    cls=HelpfulGroup,
     invoke_without_command=True,
     context_settings={
         "help_option_names": ["-h", "--help"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,7 +61,10 @@ def run_command(command: click.Command, arguments: Sequence[str] | None, name: s
 
 
 def settings_options(
-    settings: type[Settings], show_default: Callable[[str, object], str]
+    settings: type[Settings],
+    show_default: Callable[[str, object], str],
+    *,
+    without: Collection[str] = (),
 ) -> Callable[[_Command], _Command]:
     """Add a flag for every setting; a flag that is left out is ``None``.
 
@@ -71,14 +74,18 @@ def settings_options(
         Where flags, types and help texts come from.
     show_default : callable
         Takes key and default of a setting; returns the default as help texts show it.
+    without : collection of str
+        Keys of settings that have no flag, because the command sets them.
     """
 
     def decorate(command: _Command) -> _Command:
         for key, field in reversed(settings.settings().items()):
+            if key in without:
+                continue
             kind: Any = _NumberOr(field.word) if field.word else field.kind
             text = field.help
             if key == "strategy":
-                text += " One of: " + ", ".join(runnable_policies()) + ", or MODULE:CLASS."
+                text += policies_help()
             if key == "strategy-option":
                 text += " They are: " + options_help() + "."
             if shown := show_default(key, field.default):
@@ -94,6 +101,11 @@ def settings_options(
         return command
 
     return decorate
+
+
+def policies_help() -> str:
+    """Return the sentence that lists the policies that any run can have."""
+    return " One of: " + ", ".join(runnable_policies()) + ", or MODULE:CLASS."
 
 
 def _joined(context: click.Context, parameter: click.Parameter, values: Any) -> str | None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from flower_scheduling.server.settings.run import ServerConfig
 
 from ..cluster import Cluster
-from ..program import cluster_option, processes_option
+from ..program import cluster_option, processes_option, strategies_option
 from ..terminal.job_progress import fetch_data, run_shown
 from . import results as report
 from . import training_track
@@ -23,7 +23,7 @@ from .tasks import eligible_policies, jobs_of, results_of
 _QUICK_SEEDS: Final = 10
 
 
-@click.command("league")
+@click.command("league", short_help="Benchmark policies against a clairvoyant oracle.")
 @click.option(
     "--scenario",
     "names",
@@ -31,13 +31,10 @@ _QUICK_SEEDS: Final = 10
     metavar="NAME",
     help="One of the suite, or a TOML file; may be given several times. Default: all.",
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME",
-    help="May be given several times. Default: all that can do with times alone, or with "
-    "--training the leading ones and those to beat.",
+@strategies_option(
+    "Default: all that can do with times alone, or with --training the leading ones and those to "
+    "beat.",
+    old="--policy",
 )
 @click.option("--training", is_flag=True, help="Seconds to an accuracy instead.")
 @click.option(
@@ -64,7 +61,7 @@ _QUICK_SEEDS: Final = 10
 @cluster_option
 def benchmark(
     names: Sequence[str],
-    policies: Sequence[str],
+    strategies: Sequence[str],
     training: bool,
     tasks: Sequence[str],
     mode: str | None,
@@ -85,7 +82,7 @@ def benchmark(
             raise click.UsageError("--training has data of its own: leave out --scenario")
         first = first_seed or 0
         chosen_seeds = range(first, first + (seeds or _QUICK_SEEDS))
-        _train(tasks, policies, mode, chosen_seeds, out, processes, cluster)
+        _train(tasks, strategies, mode, chosen_seeds, out, processes, cluster)
         return
     for flag, given in (
         ("--mode", mode is not None),
@@ -105,7 +102,7 @@ def benchmark(
         scenarios = [
             each.changed(seeds=few if seeds else min(few, each.seeds)) for each in scenarios
         ]
-    chosen = {each.name: _chosen(each, policies, asked=bool(names)) for each in scenarios}
+    chosen = {each.name: _chosen(each, strategies, asked=bool(names)) for each in scenarios}
     scenarios = [each for each in scenarios if chosen[each.name]]
     jobs = [job for each in scenarios for job in jobs_of(each, chosen[each.name])]
     found = results_of(scenarios, chosen, run_shown(jobs, out, processes, cluster))
@@ -145,18 +142,18 @@ def _chosen(scenario: Scenario, wanted: Sequence[str], *, asked: bool) -> list[s
     Floors leave out policies that do not take them. Where none is left the scenario is refused if
     it was asked for by name; else, as one of the whole suite, it has nothing to run.
     """
-    own = [name for name in dict.fromkeys(wanted) if ":" in name]
+    own = [name for name in wanted if ":" in name]
     for name in own:
         ServerConfig(strategy=name)  # refuses what a run refuses
     eligible = eligible_policies(scenario, own)
     known = eligible_policies(scenario.changed(floors=[]), own)
     for name in wanted:
         if name not in known:
-            raise click.UsageError(f"--policy {name!r}: must be one of {', '.join(eligible)}")
+            raise click.UsageError(f"--strategy {name!r}: must be one of {', '.join(eligible)}")
     found = [name for name in eligible if not wanted or name in wanted]
     if not found and asked:
         raise click.UsageError(
-            f"--policy {wanted[0]!r} takes no floors, as scenario {scenario.name} has them: "
+            f"--strategy {wanted[0]!r} takes no floors, as scenario {scenario.name} has them: "
             f"must be one of {', '.join(eligible)}"
         )
     return found

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.palette import MEANINGS
 
 from .. import plots
+from ..terminal.name_table import name_table
 from ..theory.estimate import Estimate, ratio_of_means
 from .tasks import Result
 
@@ -76,15 +78,17 @@ def write(results: Sequence[Result], folder: Path) -> list[Path]:
 
 def table(results: Sequence[Result]) -> Table:
     """Return the table of policies over all scenarios, for the terminal."""
-    shown = Table(
+    policies = list(dict.fromkeys(each.policy for each in results))
+    shown = name_table(
+        "policy",
+        policies,
+        ("mean", "worst", "in", "floors met", "with floors", "decision [µs]"),
+        left=("in",),
         title="Total time, 1 = the clairvoyant oracle",
         caption="mean and worst over the scenarios without floors; floors: runs that met all, and "
         "the mean where there are some",
     )
-    shown.add_column("policy")
-    for column in ("mean", "worst", "in", "floors met", "with floors", "decision [µs]"):
-        shown.add_column(column, justify="right" if column != "in" else "left")
-    for policy in dict.fromkeys(each.policy for each in results):
+    for policy in policies:
         own = [each for each in results if each.policy == policy]
         free = [each for each in own if each.shortfall is None]
         bound = [each for each in own if each.shortfall is not None]
@@ -92,7 +96,7 @@ def table(results: Sequence[Result]) -> Table:
         times_s = sorted(each.decision_s for each in own)
         met = [float((each.shortfall <= TOLERANCE).mean()) for each in bound]
         shown.add_row(
-            policy,
+            escape(policy),
             _mean(free),
             f"{ratio(worst).mean:.3f}" if worst else "",
             worst.scenario.name if worst else "",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.strategies.base import IntArray
@@ -234,7 +235,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
             last = row["course"]
             shown.add_section()
             shown.add_row(f"[bold]{last}[/], to {row['target']:.0%}")
-        shown.add_row(f"  {row['policy']}", _cell(row), _slowest(row))
+        shown.add_row(f"  {escape(row['policy'])}", _cell(row), _slowest(row))
     return shown
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from itertools import count, repeat
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,10 +14,11 @@ from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies import POLICIES, find_policy, parse_options
 from flower_scheduling.strategies.base import BoolArray, FloatArray
 
+from ..environments.paper import RoundDraw
 from ..environments.recorded import FEW, RecordedEnvironment, RunRecord
 from ..theory.estimate import Estimate
 from ..wording import plain
-from .study import Contender, StudyResult, run_study
+from .study import SEEDS_PER_CHUNK, Contender, StudyResult, run_study
 
 # Label of the policy that made the record, run again.
 RECORDED: Final = "recorded"
@@ -73,6 +75,7 @@ def replay(
     seed: int = 0,
     again: bool = True,
     option: str = "",
+    on_round: Callable[[int, int], None] | None = None,
 ) -> list[Replayed]:
     """Run policies on what was recorded, the one that made the record first.
 
@@ -90,6 +93,8 @@ def replay(
         Whether to run the policy that made the record, as :data:`RECORDED`, if that can be done.
     option : str
         Parameters of the policies, ``key=value,key=value``.
+    on_round : callable, optional
+        Called in each round with how many have begun, and how many there are.
 
     Raises
     ------
@@ -108,9 +113,14 @@ def replay(
     }
     if again and (own := _recorded(record)) is not None:
         contenders = {RECORDED: own, **contenders}
+    environment: Callable[..., RecordedEnvironment] = partial(RecordedEnvironment, record)
+    if on_round is not None:
+        total = -(-num_seeds // SEEDS_PER_CHUNK) * record.num_rounds
+        counts = map(on_round, count(1), repeat(total))
+        environment = partial(_WatchedEnvironment, record, partial(next, counts))
     results = run_study(
         contenders,
-        partial(RecordedEnvironment, record),
+        environment,
         num_selected=record.num_selected,
         tau_max_s=record.tau_max_s,
         num_rounds=record.num_rounds,
@@ -119,6 +129,18 @@ def replay(
     )
     few = np.array([values.size < FEW for values in record.samples_s])
     return [_replayed(name, result, few) for name, result in results.items()]
+
+
+class _WatchedEnvironment(RecordedEnvironment):
+    """Environment of a recorded run that reports each round that is drawn."""
+
+    def __init__(self, record: RunRecord, report: Callable[[], None], **batch: Any) -> None:
+        super().__init__(record, **batch)
+        self._report = report
+
+    def round(self, t: int) -> RoundDraw:
+        self._report()
+        return super().round(t)
 
 
 def reproduced(record: RunRecord, found: Sequence[Replayed]) -> bool | None:

@@ -22,19 +22,19 @@ from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 
 from ..jobs import end_with_parent
 from ..settings import SimulationConfig
-from ..terminal.progress import RoundReporter, RunProgress
+from ..terminal.progress import Display, RoundReporter, RunStatus
 from .runner import Simulation, SimulationResult
 
 _LOOK_S: Final = 0.1
-_Report: TypeAlias = tuple[str, int, str] | logging.LogRecord
-"""How far a run is (policy, round, status), or a line of its log."""
+_Report: TypeAlias = tuple[str, RunStatus] | logging.LogRecord
+"""How far the run of a policy is, or a line of its log."""
 
 _reports: SimpleQueue[_Report]  # of a worker process, as is the next
 _stop: Event
 
 
 def simulate_side_by_side(
-    configs: Sequence[SimulationConfig], num_processes: int, progress: RunProgress
+    configs: Sequence[SimulationConfig], num_processes: int, progress: Display
 ) -> list[SimulationResult]:
     """Run simulations in several processes; results do not depend on how many.
 
@@ -47,7 +47,7 @@ def simulate_side_by_side(
         What to run, of different policies.
     num_processes : int, >= 1
         How many at once.
-    progress : RunProgress
+    progress : Display
         Where it is shown how far each of them is.
 
     Returns
@@ -96,7 +96,7 @@ def simulate_side_by_side(
     return [result for future in futures if (result := future.result()) is not None]
 
 
-def _pass_on(reports: SimpleQueue[_Report], progress: RunProgress) -> None:
+def _pass_on(reports: SimpleQueue[_Report], progress: Display) -> None:
     """Show and log what the processes have reported."""
     while not reports.empty():
         report = reports.get()
@@ -133,7 +133,7 @@ def _simulate(config: SimulationConfig) -> SimulationResult | None:
     """Run one simulation; ``None`` if it was stopped."""
     if _stop.is_set():
         return None
-    report = RoundReporter(lambda *status: _reports.put((config.strategy, *status)))
+    report = RoundReporter(lambda status: _reports.put((config.strategy, status)))
     try:
         result = Simulation(config).run([report, _stop_if_asked])
     except KeyboardInterrupt:

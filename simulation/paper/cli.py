@@ -28,7 +28,7 @@ def _figure_help() -> str:
     return "Only this one: " + ", ".join(FIGURES) + ". May be repeated."
 
 
-@click.command()
+@click.command(short_help="Compute the figures of the paper and judge its claims.")
 @click.option("--figure", "names", multiple=True, metavar="NAME", help=_figure_help())
 @click.option("--quick", is_flag=True, help="Few seeds and shorter runs, some minutes.")
 @click.option(
@@ -103,7 +103,7 @@ def paper(
         console.print(f"written  {out / what}", highlight=False, markup=False, soft_wrap=True)
 
 
-@click.command("paper-page")
+@click.command("paper-page", short_help="Write the page of the documentation on RESULTS.")
 @click.argument("results", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
 def paper_page(results: Path, target: Path) -> None:

@@ -16,12 +16,13 @@ from flower_scheduling.server.runtimes.signals import stoppable
 from ..environments.recorded import open_run, record_of
 from ..output_file import ensure_overwritable
 from ..program import program_name
+from ..terminal.round_bar import RoundBar
 from .document import MARK, report_page
 from .run_statistics import gather_statistics
 from .savings import SEEDS, estimate_savings
 
 
-@click.command("report")
+@click.command("report", short_help="Write a report on RUN: what scheduling saved.")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--out",
@@ -48,9 +49,11 @@ def report_command(
     ensure = partial(ensure_overwritable, "out", target, mark=MARK, what="report", force=force)
     ensure()
     errors = Console(stderr=True)
-    with stoppable(), errors.status("replaying the recorded latencies"):
-        record = record_of(recorded)
-        savings = estimate_savings(record, seeds)
+    with stoppable():
+        with errors.status("reading the run"):
+            record = record_of(recorded)
+        with RoundBar(errors, "replaying the recorded times") as bar:
+            savings = estimate_savings(record, seeds, on_round=bar)
         stats = gather_statistics(recorded, record)
         command = [*program_name().split(), "report", str(run)]
         command += ["--seeds", str(seeds)] if seeds else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -167,7 +167,12 @@ class SavingsEstimate:
         return asdict(self) | derived
 
 
-def estimate_savings(record: RunRecord, num_seeds: int | None = None) -> SavingsEstimate:
+def estimate_savings(
+    record: RunRecord,
+    num_seeds: int | None = None,
+    *,
+    on_round: Callable[[int, int], None] | None = None,
+) -> SavingsEstimate:
     """Replay a record, and estimate what scheduling saved.
 
     Parameters
@@ -177,6 +182,8 @@ def estimate_savings(record: RunRecord, num_seeds: int | None = None) -> Savings
     num_seeds : int, >= 2, optional
         Repetitions. Left out, :data:`SEEDS`, and in large runs as few and as little of the run as
         take half a minute; the caveats say so.
+    on_round : callable, optional
+        Called in each replayed round with how many have begun, and how many there are.
     """
     work = record.num_rounds * len(record.names)
     at_random = record.policy == RANDOM
@@ -190,7 +197,9 @@ def estimate_savings(record: RunRecord, num_seeds: int | None = None) -> Savings
         budget = _WORK if small or at_random else _RANDOM_WORK
         num_seeds = int(np.clip(budget // max(work, 1), _FEWEST_SEEDS, SEEDS))
     other = ServerConfig().strategy if at_random else RANDOM
-    found = replay(replayed, [other], num_seeds=num_seeds, again=small or at_random)
+    found = replay(
+        replayed, [other], num_seeds=num_seeds, again=small or at_random, on_round=on_round
+    )
     *mine, others = found
     whole = replayed.num_rounds == record.num_rounds
     if not mine and not record.buffered:

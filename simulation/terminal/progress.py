@@ -1,20 +1,55 @@
-"""Progress bars of simulations, on a terminal alone."""
+"""Progress of simulations: a bar for each on a terminal, else a line a minute."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from flwr.app import ArrayRecord
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from flower_scheduling.strategies.flower import RoundHook, RoundRecord
 
 _SHOW_EVERY_S: Final = 0.1
+_LINE_EVERY_S: Final = 60.0
+# Terminals as wide as this show the slowest client of the last round as well.
+_WIDE: Final = 110
+_LONGEST_NAME: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """How far a run is.
+
+    Attributes
+    ----------
+    round : int
+        The last round.
+    time_s : float
+        Virtual time since the start [s].
+    accuracy : float or None
+        The last that was measured.
+    slowest : str
+        Client that the last round waited for; empty if there was none.
+    """
+
+    round: int
+    time_s: float
+    accuracy: float | None
+    slowest: str
+
+
+class Display(Protocol):
+    """What shows how far runs are."""
+
+    def show(self, name: str, status: RunStatus) -> None:
+        """Show how far the run of this name is."""
 
 
 class RoundReporter:
@@ -23,18 +58,18 @@ class RoundReporter:
     Parameters
     ----------
     report : callable
-        Takes the last round, and a text with virtual time, accuracy and the slowest client.
+        Takes the status.
     """
 
-    def __init__(self, report: Callable[[int, str], None]) -> None:
+    def __init__(self, report: Callable[[RunStatus], None]) -> None:
         self._report = report
-        self._accuracy = ""
+        self._accuracy: float | None = None
         self._next_s = 0.0
 
     def __call__(self, record: RoundRecord, arrays: ArrayRecord) -> None:
         """Take note of a round."""
         if record.accuracy is not None:
-            self._accuracy = f"  accuracy {record.accuracy:.3f}"
+            self._accuracy = record.accuracy
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -42,36 +77,50 @@ class RoundReporter:
         slowest = ""
         if record.results:
             times = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
-            slowest = f"  slowest {record.names[times.index(max(times))]}"
-        self._report(record.round, f"{record.time_s:.0f} s{self._accuracy}{slowest}")
+            slowest = record.names[times.index(max(times))]
+        self._report(RunStatus(record.round, record.time_s, self._accuracy, slowest))
 
 
 class RunProgress:
-    """A progress bar for each of some runs.
+    """A progress bar for each of some runs, with the time that its rounds will take at most.
 
     Parameters
     ----------
     console : Console
-        Where the bars are; nothing is shown unless it is a terminal.
+        Where the bars are. On anything but a terminal each run is a line a minute.
     runs : mapping of str to int
         Name of each run, and its rounds at most.
     """
 
     def __init__(self, console: Console, runs: Mapping[str, int]) -> None:
+        self._console = console
+        self._runs = runs
+        fields = ["{task.completed}/{task.total}", "{task.fields[time]}", "{task.fields[accuracy]}"]
+        if console.width >= _WIDE:
+            fields.append("{task.fields[slowest]}")
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
+            TextColumn(
+                "[bold]{task.description}",
+                table_column=Column(no_wrap=True, max_width=_LONGEST_NAME, overflow="ellipsis"),
+            ),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            *(
+                TextColumn(field, markup=False, table_column=Column(justify="right", no_wrap=True))
+                for field in fields
+            ),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
+            expand=True,
             transient=True,
         )
         self._tasks = {
-            name: self._progress.add_task(name, start=False, total=rounds, status="")
+            name: self._progress.add_task(
+                name, start=False, total=rounds, time="", accuracy="", slowest=""
+            )
             for name, rounds in runs.items()
         }
+        self._next_line_s = dict.fromkeys(runs, time.monotonic() + _LINE_EVERY_S)
 
     def __enter__(self) -> Self:
         if not self._progress.disable:
@@ -91,8 +140,22 @@ class RunProgress:
         """Return a round hook that shows how far a run of this process is."""
         return RoundReporter(partial(self.show, name))
 
-    def show(self, name: str, completed: int, status: str) -> None:
+    def show(self, name: str, status: RunStatus) -> None:
         """Show how far a run is; its time begins with the first round."""
+        accuracy = "" if status.accuracy is None else f"{status.accuracy:.1%}"
         if not self._progress.disable:
             self._progress.start_task(self._tasks[name])
-            self._progress.update(self._tasks[name], completed=completed, status=status)
+            self._progress.update(
+                self._tasks[name],
+                completed=status.round,
+                time=f"{status.time_s:,.0f} s",
+                accuracy=accuracy,
+                slowest=status.slowest,
+            )
+            return
+        now_s = time.monotonic()
+        if now_s >= self._next_line_s[name]:
+            self._next_line_s[name] = now_s + _LINE_EVERY_S
+            line = f"{name}: round {status.round} of {self._runs[name]}, {status.time_s:.0f} s"
+            line += f", accuracy {accuracy}" if accuracy else ""
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)

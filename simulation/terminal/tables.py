@@ -13,6 +13,8 @@ from rich.table import Table
 
 from ..engine.runner import SimulationResult
 from ..program import program_name
+from .comparison import comparison
+from .name_table import name_table
 
 _MAX_ROWS = 30
 
@@ -36,39 +38,33 @@ def print_tables(
 
 
 def _runs(results: Sequence[SimulationResult]) -> Table:
-    table = Table(title=None)
     target = results[0].config.target_accuracy
-    for heading in ("strategy", "rounds", "time [s]", "accuracy", "failures"):
-        table.add_column(escape(heading), justify="left" if heading == "strategy" else "right")
-    if target:
-        table.add_column(f"to {target:.1%}: rounds", justify="right")
-        table.add_column(escape("time [s]"), justify="right")
+    headings = ["rounds", "time [s]", "accuracy", "failures"]
+    headings += [f"to {target:.1%} [s]"] if target else []
+    table = name_table("strategy", [each.config.strategy for each in results], headings)
     for result in results:
         summary = result.summary
         row = [
-            result.config.strategy,
+            escape(result.config.strategy),
             str(summary["rounds"]),
             f"{summary['time_s']:.1f}",
             _number(summary["accuracy"], ".4f"),
             str(summary["failures"]),
         ]
         if target:
-            row += [
-                _number(summary["target_round"], "d"),
-                _number(summary["target_time_s"], ".1f"),
-            ]
+            reached_s = summary["target_time_s"]
+            row.append("not reached" if reached_s is None else f"{reached_s:.1f}")
         table.add_row(*row)
     return table
 
 
 def _clients(summary: dict[str, Any]) -> Table:
-    table = Table()
-    for heading in ("client", "examples", "share", "floor", "mean round trip [s]", "failures"):
-        table.add_column(escape(heading), justify="left" if heading == "client" else "right")
-    arms = summary["arms"]
+    arms, title = summary["arms"], None
     if len(arms) > _MAX_ROWS:
         arms = sorted(arms, key=lambda arm: -(arm["mean_rtt_s"] or 0.0))[:_MAX_ROWS]
-        table.title = f"the {_MAX_ROWS} slowest of {len(summary['arms'])} clients"
+        title = f"the {_MAX_ROWS} slowest of {len(summary['arms'])} clients"
+    headings = ("examples", "share", "floor", "mean round trip [s]", "failures")
+    table = name_table("client", [arm["name"] for arm in arms], headings, title=title)
     for arm in arms:
         below = arm["floor"] is not None and arm["share"] < arm["floor"] - 0.01
         table.add_row(
@@ -84,13 +80,7 @@ def _clients(summary: dict[str, Any]) -> Table:
 
 def _headline(results: Sequence[SimulationResult]) -> str:
     if len(results) > 1:
-        fastest = min(results, key=lambda result: result.summary["time_s"])
-        slowest = max(results, key=lambda result: result.summary["time_s"])
-        ratio = slowest.summary["time_s"] / max(fastest.summary["time_s"], 1e-9)
-        return (
-            f"{fastest.config.strategy} took the least time; "
-            f"{slowest.config.strategy} took {ratio:.2f} times as long"
-        )
+        return comparison(results)
     summary = results[0].summary
     if summary["target_round"] is not None:
         return (

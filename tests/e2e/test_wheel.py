@@ -223,8 +223,8 @@ def test_a_policy_of_ones_own_everywhere(with_policy: Installed, tmp_path: Path,
     shown = run("flower-simulation", "replay", "run", "--strategy", name, "--seeds", "5", "--json")
     assert json.loads(shown)["recorded_policy"] == name
     run(
-        *("flower-simulation", "league", "--scenario", "two-classes", "--policy", name),
-        *("--policy", "random", "--seeds", "2", "--out", "league"),
+        *("flower-simulation", "league", "--scenario", "two-classes", "--strategy", name),
+        *("--strategy", "random", "--seeds", "2", "--out", "league"),
     )
     assert name in (tmp_path / "league" / "league.csv").read_text()
     done = with_policy.run(

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from waiting import PATIENCE_S
 
+from flower_scheduling.client.wire.frames import package_version
 from flower_scheduling.server.runs.directory import default_run_dir
 from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import idle_settings, options_help
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.engine.replayer import replayable
+from flower_scheduling.simulation.program import program_name
 from flower_scheduling.strategies import POLICIES
 
 pytestmark = pytest.mark.usefixtures("mnist")
@@ -108,10 +110,10 @@ BAD_INPUT = {
     "--run-dir=": "run-dir = '': must be a folder; without the flag",
     "frobnicate": "No such command",
     "--rounds 3 compare": "--rounds belongs behind compare",
-    "compare --strategy random": "--strategies",
-    "compare --strategies random,random": "twice",
+    "compare --strategy random --strategy rnd": "rnd",
     "compare --strategies random,rnd": "rnd",
-    "compare --strategies ,": "at least one",
+    "compare --strategy ,": "--strategy must name at least one policy",
+    "compare --paper --strategy random": "leave out --strategy",
     "--run-dir " + 300 * "a": "can be created",
 }
 
@@ -203,7 +205,7 @@ def test_default_run_directory_lies_below_runs(
 
 
 def test_compare_uses_the_same_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = "compare --strategies random,cs-ucb-q --rounds 30 --run-dir cmp --json"
+    arguments = "compare --strategy random --strategy cs-ucb-q --rounds 30 --run-dir cmp --json"
     assert main(arguments.split()) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["rounds"], second["rounds"]) == (30, 30)
@@ -226,6 +228,51 @@ def test_compare_uses_the_same_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(both) > 20
     assert all(draws[0][key] == draws[1][key] for key in both)
     assert (tmp_path / "cmp" / "figures" / "accuracy.png").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--strategy random --strategy cs-ucb",
+        "--strategy random,cs-ucb",
+        "--strategies random,cs-ucb",
+    ],
+)
+def test_every_spelling_of_the_policies_names_each_once(
+    flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = f"compare {flags} --strategy random --rounds 2 --processes 1 --json"
+    assert main(arguments.split()) == 0
+    found = [Path(each["run_dir"]).name for each in json.loads(capsys.readouterr().out)]
+    assert found == ["random", "cs-ucb"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ("", "random round-robin modified-cs-ucb cs-ucb-q cs-ucb-q-adaptive cs-ucb-q-loss"),
+        ("--scenario ideal", "random round-robin cs-ucb cs-ucb-adaptive"),
+        ("--paper", "random round-robin local-accuracy modified-cs-ucb cs-ucb-q"),
+    ],
+)
+def test_what_is_compared_by_default_fits_the_terminal(
+    arguments: str,
+    names: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rest = ["--rounds", "2", "--processes", "1", "--run-dir", "cmp"]
+    assert main(["compare", *arguments.split(), *rest]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[1] for line in lines if line.startswith("│")]
+    assert shown == names.split()
+    assert all(len(line) <= 80 for line in lines if not line.startswith(("results", "figure")))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{program_name()}, version {package_version()}\n"
 
 
 def test_signals_of_one_second_are_one_wish() -> None:

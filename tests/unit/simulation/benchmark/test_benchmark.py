@@ -83,7 +83,8 @@ def test_a_wrong_scenario_is_one_line(
     ("arguments", "message"),
     [
         (["--scenario", "papper"], "did you mean paper?"),
-        (["--scenario", "paper", "--policy", "oracle"], "must be one of"),
+        (["--scenario", "paper", "--strategy", "oracle"], "--strategy 'oracle': must be one of"),
+        (["--scenario", "paper", "--policy", "oracle"], "--strategy 'oracle': must be one of"),
     ],
 )
 def test_unknown_names_are_refused(
@@ -98,7 +99,7 @@ def test_a_policy_without_floors_is_refused_where_there_are_some_before_anything
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    arguments = ["--scenario", "floors-10", "--policy", "cs-ucb", "--out", str(out)]
+    arguments = ["--scenario", "floors-10", "--strategy", "cs-ucb", "--out", str(out)]
     assert main([command, *arguments]) == 2
     line = one_error(capsys)
     assert "cs-ucb" in line
@@ -117,7 +118,7 @@ def test_of_the_whole_suite_a_policy_without_floors_skips_the_scenarios_that_hav
         raise KeyboardInterrupt
 
     monkeypatch.setattr(benchmark_cli, "run_shown", note)
-    assert main(["league", "--policy", "cs-ucb", "--out", str(tmp_path / "out")]) == 130
+    assert main(["league", "--strategy", "cs-ucb", "--out", str(tmp_path / "out")]) == 130
     free = [name for name in suite() if not name.startswith("floors")]
     assert asked == [f"{name}-{policy}" for name in free for policy in (REFERENCE, "cs-ucb")]
 
@@ -140,7 +141,7 @@ def test_a_policy_of_ones_own_takes_part_and_is_computed_anew_when_its_code_chan
     (tmp_path / "mine.toml").write_text('summary = "x"\nnum-clients = 6\nrounds = 50\n')
     name = "greedy.py:Greedy"
     (tmp_path / "greedy.py").write_text(GREEDY)
-    arguments = ["league", "--scenario", "mine.toml", "--seeds", "2", "--policy", name]
+    arguments = ["league", "--scenario", "mine.toml", "--seeds", "2", "--strategy", name]
     assert main([*arguments, "--out", "out"]) == 0
     found = list(csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines()))
     assert [row["policy"] for row in found] == [name]
@@ -151,7 +152,7 @@ def test_a_policy_of_ones_own_takes_part_and_is_computed_anew_when_its_code_chan
     changed = jobs_of(Scenario.load("mine.toml").changed(seeds=2), [name])
     assert [job.path(folder).exists() for job in changed] == [True, False], "not the reference"
     capsys.readouterr()
-    assert main([*arguments, "--policy", "greedy.py:Gredy", "--out", "out"]) == 2
+    assert main([*arguments, "--strategy", "greedy.py:Gredy", "--out", "out"]) == 2
     assert "greedy.py has no Gredy" in one_error(capsys)
 
 
@@ -177,7 +178,7 @@ def play_league(out: Path, *scenarios: str, processes: int = 1) -> list[dict[str
     for name in scenarios:
         arguments += ["--scenario", name]
     for name in ("random", "cs-ucb-q-adaptive"):
-        arguments += ["--policy", name]
+        arguments += ["--strategy", name]
     assert main(arguments) == 0
     return list(csv.DictReader((out / "league.csv").read_text().splitlines()))
 

@@ -1,0 +1,67 @@
+"""The bar of one long computation that counts rounds, with the time that is left."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+_SHOW_EVERY_S: Final = 0.1
+_LINE_EVERY_S: Final = 60.0
+
+
+class RoundBar:
+    """A bar while rounds are computed; on anything but a terminal a line a minute.
+
+    Parameters
+    ----------
+    console : Console
+        Where it is.
+    what : str
+        What is done, a few words.
+    """
+
+    def __init__(self, console: Console, what: str) -> None:
+        self._console, self._what = console, what
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TextColumn("{task.percentage:>3.0f} %", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            transient=True,
+        )
+        self._task = self._bar.add_task(what, total=None)
+        self._next_s = time.monotonic() + (0.0 if console.is_terminal else _LINE_EVERY_S)
+
+    def __enter__(self) -> Self:
+        if not self._bar.disable:  # it would print an empty line
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._bar.disable:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how many rounds of how many are done."""
+        now_s = time.monotonic()
+        if now_s < self._next_s and (done < total or self._bar.disable):
+            return
+        if self._bar.disable:
+            self._next_s = now_s + _LINE_EVERY_S
+            self._console.print(f"{self._what}: {done / total:.0%}", highlight=False)
+            return
+        self._next_s = now_s + _SHOW_EVERY_S
+        self._bar.update(self._task, completed=done, total=total)
