@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: simulate test test-all test-oldest lint links check verify-images pictures soak bench clean
 
 simulate: $(VENV)/.installed
-	$(BIN)/python -m simulation
+	$(BIN)/python -m simulation demo
 
 # A worker for each core. `test` leaves out what is marked slow and makes a tenth of the examples of
 # property tests; `test-all` goes on with these.

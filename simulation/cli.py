@@ -54,6 +54,7 @@ _OF_THE_PAPER = {
 # Imported when they are called: a run needs none of them.
 _COMMANDS = {
     "benchmark": ("benchmark.cli", "benchmark"),  # an earlier name of the league
+    "demo": ("demo.cli", "demo"),
     "league": ("benchmark.cli", "benchmark"),
     "paper": ("paper.cli", "paper"),
     "paper-page": ("paper.cli", "paper_page"),
@@ -123,7 +124,7 @@ def cli(
 ) -> None:
     """Schedule real Flower clients that train on MNIST, in one process and virtual time.
 
-    Without a command it is one run: CS-UCB-Q in the paper's non-ideal
+    Begin with the command demo. Without a command it is one run: CS-UCB-Q in the paper's non-ideal
     scenario, until a stated accuracy.
     """
     if context.invoked_subcommand != "watch":  # it draws and computes nothing

@@ -45,7 +45,7 @@ def test_no_option_is_in_two_sections() -> None:
         ("client", ()),
         ("certs", ("client",)),
         ("server", ()),
-        *(("simulation", (each,)) for each in ("compare", "league", "paper", "replay")),
+        *(("simulation", (each,)) for each in ("compare", "league", "paper", "replay", "demo")),
         ("simulation", ()),
     ],
 )

@@ -1,0 +1,1 @@
+"""The first look: what scheduling saves, on one screen."""
