@@ -9,7 +9,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from flower_scheduling.server.cli.options import log_warnings_to
+from flower_scheduling.server.cli.options import given_settings, log_warnings_to
 from flower_scheduling.server.runs.directory import default_run_dir, ensure_empty, file_name
 from flower_scheduling.startup import without_collection
 
@@ -38,10 +38,10 @@ def demo(seed: int, run_dir: str | None, data_dir: str | None, processes: int) -
     random, by the paper's CS-UCB-Q, and by cs-ucb-q-loss. All three see the same draws of links,
     computing and availability, and run to the same accuracy.
     """
-    given = {"scenario": _SCENARIO, "seed": seed, "rounds": _ROUNDS}
-    given |= {"data-dir": data_dir} if data_dir else {}
-    config = SimulationConfig.from_mapping({**SCENARIOS[_SCENARIO], **given})
-    folder = Path(run_dir or default_run_dir("demo"))
+    given = given_settings({"seed": seed, "run_dir": run_dir, "data_dir": data_dir})
+    preset = {**SCENARIOS[_SCENARIO], "scenario": _SCENARIO, "rounds": _ROUNDS}
+    config = SimulationConfig.from_mapping({**preset, **given})
+    folder = Path(config.run_dir or default_run_dir("demo"))
     ensure_empty(folder)
     configs = [
         config.changed(strategy=name, run_dir=str(folder / file_name(name))) for name in _POLICIES

@@ -114,6 +114,9 @@ BAD_INPUT = {
     "compare --strategies random,rnd": "rnd",
     "compare --strategy ,": "--strategy must name at least one policy",
     "compare --paper --strategy random": "leave out --strategy",
+    "demo --run-dir=": "run-dir = '': must be a folder; without the flag",
+    "demo --seed -1": "-1 is not in the range x>=0",
+    "demo --strategy random": "No such option '--strategy'",
     "--run-dir " + 300 * "a": "can be created",
 }
 
