@@ -120,7 +120,7 @@ class RunProgress:
             )
             for name, rounds in runs.items()
         }
-        self._next_line_s = dict.fromkeys(runs, time.monotonic() + _LINE_EVERY_S)
+        self._next_line_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         if not self._progress.disable:
@@ -154,7 +154,7 @@ class RunProgress:
             )
             return
         now_s = time.monotonic()
-        if now_s >= self._next_line_s[name]:
+        if now_s >= self._next_line_s.setdefault(name, now_s + _LINE_EVERY_S):
             self._next_line_s[name] = now_s + _LINE_EVERY_S
             line = f"{name}: round {status.round} of {self._runs[name]}, {status.time_s:.0f} s"
             line += f", accuracy {accuracy}" if accuracy else ""
