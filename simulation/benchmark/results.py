@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -82,8 +83,10 @@ def table(results: Sequence[Result]) -> Table:
     shown = name_table(
         "policy",
         policies,
-        ("mean", "worst", "in", "floors met", "with floors", "decision [µs]"),
+        ("mean", "worst", "in", "floors met", "with floors", "choice [µs]"),
         left=("in",),
+        box=SIMPLE_HEAD,
+        padding=0,  # room for the names of scenarios in 80 columns
         title="Total time, 1 = the clairvoyant oracle",
         caption="mean and worst over the scenarios without floors; floors: runs that met all, and "
         "the mean where there are some",

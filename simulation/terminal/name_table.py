@@ -30,7 +30,7 @@ def name_table(
     headings : sequence of str
         Those of the other columns, as they are to be shown.
     left : collection of str
-        Which of them hold words, not numbers.
+        Which of them hold short names, not numbers.
     **options
         Of rich's ``Table``.
     """
@@ -41,5 +41,8 @@ def name_table(
     else:
         table.add_column(escape(first), overflow="fold")
     for heading in headings:
-        table.add_column(escape(heading), justify="left" if heading in left else "right")
+        if heading in left:
+            table.add_column(escape(heading), no_wrap=True)
+        else:
+            table.add_column(escape(heading), justify="right", overflow="fold")
     return table
