@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 
+from flower_scheduling.palette import looks
+
+from .. import plots
 from ..engine.runner import SimulationResult
-from ..plots import LINE_STYLES, new_figure, save
+from ..wording import percent
 
 
 def draw_accuracy(results: Sequence[SimulationResult], folder: Path) -> list[Path]:
@@ -21,19 +23,23 @@ def draw_accuracy(results: Sequence[SimulationResult], folder: Path) -> list[Pat
         Where to; created if need be.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figure, (axes,) = new_figure((7, 4))
-    for result, style in zip(results, cycle(LINE_STYLES), strict=False):
-        shown = [(r.time_s, r.accuracy) for r in result.records if r.accuracy is not None]
-        time_s, accuracy = zip(*shown, strict=True)
-        axes.plot(time_s, accuracy, label=result.config.strategy, linestyle=style)
-    target = results[0].config.target_accuracy
-    axes.axhline(target, color="0.5", linewidth=1, linestyle=":", label=f"target, {target:.0%}")
-    axes.set_xlabel("virtual time [s]")
-    axes.set_ylabel("test accuracy")
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.suptitle("The same devices and the same draws: what the choice of clients saves")
     paths = [folder / "accuracy-time.png", folder / "accuracy-time.svg"]
-    save(figure, *paths)
+    shown = looks(result.config.strategy for result in results)
+    target = results[0].config.target_accuracy
+    with plots.styled("demo"):
+        figure, (axes,) = plots.new_figure((7, 4))
+        for number, result in enumerate(results):
+            name = result.config.strategy
+            points = [(r.time_s, r.accuracy) for r in result.records if r.accuracy is not None]
+            time_s, accuracy = zip(*points, strict=True)
+            curve = plots.curve_of(name, time_s, [accuracy])
+            plots.draw_curve(axes, curve, shown[name], number=number)
+        plots.mark(axes, target, "target", f"target, {percent(target)}")
+        axes.set_xlabel("virtual time [s]")
+        axes.set_ylabel("test accuracy")
+        axes.set_xlim(left=0)
+        plots.as_shares(axes)
+        axes.legend(loc="lower right")
+        figure.suptitle("The same devices and the same draws: what the choice of clients saves")
+        plots.save(figure, *paths)
     return paths
