@@ -69,6 +69,7 @@ def build_strategy(
         client_eval_every=config.client_eval_every,
         client_eval_on=SELECTED,
         max_update_norm=config.max_update_norm or None,
+        accept_unchanged=config.accept_unchanged,
         explain=config.explain and bool(config.run_dir),
         log_every_s=log_every_s,
         mode=config.mode,

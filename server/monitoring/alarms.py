@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from flower_scheduling.strategies import NamedFloors, parse_floors
 from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 from flower_scheduling.strategies.flower import LOGGER, TIMEOUT, RoundRecord, failure_kind
+from flower_scheduling.strategies.flower.updates.free_riders import FREE_RIDER
 
 from ..callbacks import RoundCallback, Run
 from ..runs.totals import LOOSE, RunTotals
@@ -32,6 +33,7 @@ CAME_AND_LEFT: Final = "came-and-left"
 KINDS: Final = {
     FLOOR_MISSED: "a client had less than its floor in the last rounds",
     ALWAYS_FAILS: "a client has failed five times in a row or more",
+    FREE_RIDER: "a client sends the model back as it came, or another client's update",
     DEADLINE_TIGHT: "many selected clients miss the deadline",
     DEADLINE_LOOSE: "the deadline is many times what any client takes",
     NO_STEP: "the model has not changed for ten rounds or more",
@@ -80,6 +82,9 @@ _UNKNOWN_ADVICE: Final = "its floor has no effect until it joins; check the name
 _NAME_ADVICE: Final = (
     "a device that has another name at each start counts as another client; give it a fixed one "
     "(--name)"
+)
+_FREE_RIDER_ADVICE: Final = (
+    "check that it trains on data of its own, or accept such updates (--accept-unchanged)"
 )
 _FAILS_ADVICE: Final = "look at its log, and stop the client if it cannot be mended"
 _FLOOR_ADVICE: Final = (
@@ -300,7 +305,11 @@ class Alarms:
 
     def _of_clients(self, names: Sequence[str], floors: Sequence[float] | None) -> Iterator[Alarm]:
         for arm, (times, kind) in sorted(self._totals.failing.items()):
-            if times >= _FAILURES:
+            if kind == FREE_RIDER:
+                count = self._totals.arms[arm].failures[kind]
+                text = f"{names[arm]} has sent {count} updates that are the model or another's"
+                yield Alarm(FREE_RIDER, arm, f"{text}: {_FREE_RIDER_ADVICE}")
+            elif times >= _FAILURES:
                 text = f"{names[arm]} has failed {times} times in a row ({kind})"
                 yield Alarm(ALWAYS_FAILS, arm, f"{text}: {_FAILS_ADVICE}")
         if floors is None or len(self._window) < _WINDOW:

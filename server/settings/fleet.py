@@ -65,6 +65,7 @@ ELSEWHERE: Final = {
             "min-clients",
             "wait-s",
             "max-update-norm",
+            "accept-unchanged",
         )
     },
     "rounds": "start(..., num_rounds=)",

@@ -97,6 +97,9 @@ class ServerConfig(Settings):
     max_update_norm: float = setting(
         0.0, "Refuse updates farther than this from the model (0: any).", ge=0
     )
+    accept_unchanged: bool = setting(
+        False, "Take updates that are the model as it was sent, or another client's, too."
+    )
     checkpoint_every: int = setting(1, "Rounds between two checkpoints (0: never).", ge=0)
     checkpoint_required: bool = setting(True, "Stop when a checkpoint cannot be written, or go on.")
     initial_model: str = setting("", "Model to begin with, a model.safetensors of another run.")

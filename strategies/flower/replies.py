@@ -18,7 +18,7 @@ from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 from flower_scheduling.errors import ConfigError, InvalidReplyError
 
-from .pieces import largest_magnitude, pieces
+from .updates.pieces import largest_magnitude, pieces
 
 _T = TypeVar("_T", ArrayRecord, MetricRecord)
 
@@ -81,6 +81,25 @@ class ArraySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """Where an update first differs from the model that its client was sent.
+
+    Attributes
+    ----------
+    key : str
+        Of the array.
+    place : int
+        Of the value in it; -1: nowhere.
+    values : bytes
+        A few of the update's values from there on.
+    """
+
+    key: str
+    place: int
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """A reply that may be aggregated.
 
@@ -97,6 +116,8 @@ class Update:
         Names that must agree between replies.
     unlike : str
         How its arrays differ from the model's, empty where they have the same keys and shapes.
+    change : Change or None
+        Where its values first do, see :class:`.FreeRiders`; ``None`` where this was not looked for.
     """
 
     message: Message
@@ -104,6 +125,7 @@ class Update:
     num_examples: float | None
     signature: Signature
     unlike: str = ""
+    change: Change | None = None
 
 
 class ReplyChecker:

@@ -29,6 +29,7 @@ from .replies import (
 )
 from .schema_vote import SchemaVote
 from .timed_grid import TIMEOUT, Exchange
+from .updates.free_riders import FreeRiders
 
 _MAX_REASON_LENGTH: Final = 300  # text of a client, which goes to log and record
 _UNQUESTIONED_WEIGHT: Final = 1e9  # examples; of more, such as tokens, the others must have many
@@ -57,6 +58,8 @@ class SortedReplies:
         Arms whose update has other names than those of most, which Flower's own rules refuse.
     timing : dict of int to tuple
         Local update and link time [s], as clients report them.
+    before : dict of int to str
+        Why updates of the same step that were taken before are none, by place.
     """
 
     exchanges: dict[int, Exchange]
@@ -65,6 +68,7 @@ class SortedReplies:
     empty: list[int] = field(default_factory=list)
     odd: list[int] = field(default_factory=list)
     timing: dict[int, tuple[float | None, float | None]] = field(default_factory=dict)
+    before: dict[int, str] = field(default_factory=dict)
 
     def refuse(self, arm: int, reason: str) -> None:
         """Turn an update into a failure."""
@@ -88,11 +92,16 @@ class ReplySorter:
         Decides on a single reply.
     table : ArmTable
         Knows which node is which arm.
+    accept_unchanged : bool
+        Whether updates that nothing was done for count as others do; :class:`.FreeRiders` tells.
     """
 
-    def __init__(self, checker: ReplyChecker, table: ArmTable) -> None:
+    def __init__(
+        self, checker: ReplyChecker, table: ArmTable, *, accept_unchanged: bool = False
+    ) -> None:
         self._checker = checker
         self._table = table
+        self._free_riders = None if accept_unchanged else FreeRiders()
         self._training, self._evaluation = SchemaVote(), SchemaVote()
         self._seen = False  # whether a reply's arrays were like the model's
         self._weights: dict[int, float] = {}  # by arm, the last
@@ -120,8 +129,13 @@ class ReplySorter:
         exchanges: Sequence[Exchange],
         specs: Mapping[str, ArraySpec],
         model: ArrayRecord,
+        earlier: Sequence[tuple[int, Update]] = (),
     ) -> SortedReplies:
-        """Do the same without a vote on names: none counts as odd."""
+        """Do the same without a vote on names: none counts as odd.
+
+        In a step to which updates come one by one, ``earlier`` are those that were taken before,
+        with their arms.
+        """
         by_arm = {self._table.arm_of(exchange.node_id).index: exchange for exchange in exchanges}
         found = SortedReplies({arm: by_arm[arm] for arm in sorted(by_arm)})
         for arm, exchange in found.exchanges.items():
@@ -140,6 +154,7 @@ class ReplySorter:
                 found.updates[arm] = update
         self._refuse_weights(found)
         self._refuse_unlike(found, placeholder=not specs)
+        self._refuse_free_riders(found, model, earlier)
         return found
 
     def results(self, found: SortedReplies) -> list[ArmResult]:
@@ -185,6 +200,18 @@ class ReplySorter:
                 text = f"{WRONG_ARRAYS}: {update.unlike}"
                 found.refuse(arm, text if self._seen else f"{text} (fixed_shapes=False takes it)")
 
+    def _refuse_free_riders(
+        self, found: SortedReplies, model: ArrayRecord, earlier: Sequence[tuple[int, Update]]
+    ) -> None:
+        """Refuse updates that nothing was done for."""
+        if (judge := self._free_riders) is None:
+            return
+        for arm, update in found.updates.items():
+            found.updates[arm] = replace(update, change=judge.change_of(update, model))
+        now, found.before = judge.judge(found.updates, earlier)
+        for arm, reason in now.items():
+            found.refuse(arm, reason)
+
     def _refuse_weights(self, found: SortedReplies) -> None:
         """Refuse weights beside which those of all others would not count."""
         now = {arm: update.num_examples or 0.0 for arm, update in found.updates.items()}
@@ -223,6 +250,7 @@ class ReplySorter:
             "names": self._training.state(),
             "evaluation_names": self._evaluation.state(),
             "like_the_model": self._seen,
+            **({"work": self._free_riders.state()} if self._free_riders else {}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -230,6 +258,8 @@ class ReplySorter:
         self._training.load_state(state["names"])
         self._evaluation.load_state(state["evaluation_names"])
         self._seen = state.get("like_the_model", True)
+        if self._free_riders is not None:
+            self._free_riders.load_state(state.get("work", {}))
 
     def _log_failure(self, what: str, arm: int, why: str) -> None:
         if (kind := (what, arm, failure_kind(why))) in self._logged:

@@ -20,7 +20,6 @@ from flower_scheduling.errors import SchedulingError, TooFewClientsError
 from ..base import Explanation, FloatArray, Selection
 from .grids import SelectedNodesGrid
 from .membership import Membership
-from .pieces import is_finite
 from .policy_runner import PolicyRunner
 from .record import ArmResult, RoundRecord
 from .replies import LARGEST_VALUE, ArraySpec
@@ -28,6 +27,7 @@ from .reply_sorter import ReplySorter, SortedReplies
 from .round_deadline import RoundDeadline
 from .spares import SpareClients
 from .timed_grid import LOGGER, TimedExchange
+from .updates.pieces import is_finite
 from .wrapped import WrappedStrategy
 
 _MIN_TTL_S: Final = 60.0

@@ -27,7 +27,6 @@ from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow
 from .membership import Membership
 from .own_start import StartCall, StartGuide
-from .pieces import is_finite
 from .policy_runner import PolicyLike, PolicyRunner
 from .record import RoundHook, RoundRecord, failure_kind, finite_metrics
 from .replies import ArraySpec, ReplyChecker
@@ -38,6 +37,7 @@ from .round_log import RoundLog
 from .spares import SpareClients
 from .state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, TIMEOUT, SpareExchange, TimedExchange, TimedGrid
+from .updates.pieces import is_finite
 from .wrapped import WrappedStrategy
 
 _WARN_WITHOUT_STEP = 10
@@ -139,6 +139,10 @@ class ScheduledStrategy(Strategy):
     max_update_norm : float, optional
         Largest Euclidean distance of an update from the round's model; what is farther away
         counts as failed. Off by default: the right value depends on model and step size.
+    accept_unchanged : bool, optional
+        Whether updates that nothing was done for count as others do: the model as it was sent, or
+        another client's update (:class:`.FreeRiders`). By default they are failures, unless the
+        wrapped strategy has an ``aggregate_train`` of its own, whose business they then are.
     explain : bool, optional
         Whether each :class:`RoundRecord` explains the selection of its clients; by default if
         there is a run directory, which then has it for the page.
@@ -211,6 +215,7 @@ class ScheduledStrategy(Strategy):
         client_eval_timeout_s: float | None = None,
         fixed_shapes: bool | None = None,
         max_update_norm: float | None = None,
+        accept_unchanged: bool | None = None,
         explain: bool | None = None,
         hooks: Sequence[RoundHook] = (),
         stop_when: Callable[[RoundRecord], bool] | None = None,
@@ -250,6 +255,8 @@ class ScheduledStrategy(Strategy):
         _check_bound("query_timeout_s", query_timeout_s)
         _check_bound("log_every_s", log_every_s)
         _check_bound("max_update_norm", math.inf if max_update_norm is None else max_update_norm)
+        if accept_unchanged is not None and not isinstance(accept_unchanged, bool):
+            raise ConfigError("accept_unchanged", accept_unchanged, "must be true, false or None")
         if not isinstance(fairness, str | FloorRule):
             raise ConfigError("fairness", fairness, "must be a text or a FloorRule")
         if run_dir is not None and not (isinstance(run_dir, str | Path) and str(run_dir)):
@@ -295,7 +302,11 @@ class ScheduledStrategy(Strategy):
             own_evaluate_rule=self._wrapped.own_evaluate_rule,
             max_update_norm=max_update_norm,
         )
-        self._sorter = ReplySorter(checker, self._membership.table)
+        self._sorter = ReplySorter(
+            checker,
+            self._membership.table,
+            accept_unchanged=own_rule if accept_unchanged is None else accept_unchanged,
+        )
         if min_clients is None:
             min_clients = max(num_selected, self._wrapped.min_available)
         self._min_clients = min_clients

@@ -27,8 +27,8 @@ from flower_scheduling._flwr import FLOWER_FOLDER, FastRecordDict, make_message,
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
 
-from .averaging import alike, weighted_mean
 from .replies import ArraySpec, of_kind
+from .updates.averaging import alike, weighted_mean
 
 _FixedClipping: Final = (
     DifferentialPrivacyClientSideFixedClipping,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flower_scheduling._flwr import make_message
 from flower_scheduling.client.wire.arrays import FastArray, decode_array
 
-from ..pieces import pieces
+from ..updates.pieces import pieces
 
 
 def rebased(

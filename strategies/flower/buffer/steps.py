@@ -286,6 +286,12 @@ class BufferedStep(ModelStep):
         finally:
             self._free()
 
+    def refuse(self, reasons: Mapping[int, str]) -> None:
+        """Leave out updates that turn out to be none beside others, by place among those there."""
+        for place in sorted(reasons, reverse=True):
+            at = self.delivered.pop(place).place
+            self.results[at] = self._parts.sorter.refused(self.results[at], reasons[place])
+
     def _drop_odd(self, delivered: list[_Delivered]) -> list[_Delivered]:
         """Leave out updates with other names than most, which Flower's own rules refuse."""
         agreed = self._parts.sorter.agreed({each.arm: each.update for each in delivered})
@@ -536,7 +542,8 @@ class Channels:
             return
         staleness, sent = self._version - work.version, self._models[work.version]
         one.note_bytes(exchange)
-        found = parts.sorter.read([exchange], one.specs, sent)
+        earlier = [(each.arm, each.update) for each in one.delivered]
+        found = parts.sorter.read([exchange], one.specs, sent, earlier)
         if found.updates and staleness > self._options.max_staleness:
             text = f"{STALE}: {staleness} steps old, at most {self._options.max_staleness}"
             found.refuse(work.arm, text)
@@ -552,6 +559,7 @@ class Channels:
         there = table.available & table.member
         there[[work.arm, *(other.arm for other in self._work.values())]] = True
         self._learn(one, work, exchange, result, update, there)
+        one.refuse(found.before)
         if update is not None:
             place = len(one.results)
             one.delivered.append(_Delivered(place, work.arm, update, sent, staleness))

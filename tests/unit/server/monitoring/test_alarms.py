@@ -76,6 +76,17 @@ def test_a_client_that_fails_five_times_in_a_row_is_named_with_the_reason() -> N
     assert kinds(alarms) == []
 
 
+def test_a_free_rider_is_named_at_once_and_until_it_works() -> None:
+    alarms = Alarms(tau_max_s=5.0)
+    for number in range(1, 8):
+        alarms.observe(failed(number, 1, "free-rider: the update is the model that was sent"))
+    (alarm,) = alarms.active(NAMES, None, 0)
+    assert (alarm.kind, alarm.arm) == ("free-rider", 1)
+    assert alarm.text == "b has sent 7 updates that are the model or another's"
+    alarms.observe(round_record(8, [1]))
+    assert kinds(alarms) == []
+
+
 def test_a_deadline_is_too_tight_when_one_in_ten_misses_it() -> None:
     alarms = Alarms(tau_max_s=5.0)
     for number in range(1, 51):

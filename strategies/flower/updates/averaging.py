@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, Message
 
 from flower_scheduling.client.wire.arrays import FastArray, decode_array
 
+from ..replies import of_kind
 from .pieces import AnyArray, pieces
-from .replies import of_kind
 
 
 def alike(replies: Sequence[Message]) -> list[dict[str, AnyArray]] | None:

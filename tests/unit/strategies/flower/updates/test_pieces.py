@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_scheduling.strategies.flower.pieces import is_finite, largest_magnitude, pieces
+from flower_scheduling.strategies.flower.updates.pieces import is_finite, largest_magnitude, pieces
 
 Array = np.ndarray[Any, Any]
 LARGE = np.arange(3 * 100_000, dtype=np.float64).reshape(3, -1)

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg, FedProx
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
 from flower_scheduling.client.wire.arrays import decode_array
-from flower_scheduling.strategies.flower.averaging import weighted_mean
+from flower_scheduling.strategies.flower.updates.averaging import weighted_mean
 from flower_scheduling.strategies.flower.wrapped import WrappedStrategy
 
 Values = np.ndarray[Any, Any]
