@@ -59,6 +59,7 @@ def build_strategy(
         config.strategy,
         num_selected=config.num_selected,
         num_spare=config.num_spare,
+        max_share=config.max_share,
         tau_max_s=config.tau_max_s,
         fairness=config.fairness,
         availability=availability,

@@ -121,6 +121,12 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
             self.min_clients <= self.num_clients,
             f"at most num-clients = {self.num_clients}",
         )
+        least = self.num_selected / self.num_clients
+        self.require(
+            "max_share",
+            self.max_share >= least * (1.0 - 1e-9),
+            f"at least num-selected / num-clients = {least:.3g}",
+        )
         if self.distances_m:
             self.require(
                 "distances_m",

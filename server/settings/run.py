@@ -42,6 +42,9 @@ class ServerConfig(Settings):
         "come later are dropped.",
         ge=0,
     )
+    max_share: float = setting(
+        1.0, "Largest share of rounds that any client may take (1: any).", gt=0, le=1
+    )
     tau_max_s: Deadline = setting(
         5.0, "Deadline of a round [s]; auto: it is found from measured times."
     )

@@ -28,6 +28,7 @@ from ..deadline import AUTO, LONGEST_S, GivenDeadline
 from ..fairness import FloorRule, NamedFloors, check_feasibility, floors_text, parse_floors
 from ..floors import FloorPolicy, QueuePolicy
 from ..registry import PolicySpec, build_policy, channel_params, find_policy
+from ..share_bound import ShareBound
 from .arm_table import ArmTable
 from .record import ArmResult
 from .replies import Update
@@ -70,6 +71,8 @@ class PolicyRunner:
     num_spare : int
         M: of what is selected, so many need not answer. Floors are shares of rounds in which an
         arm is among the others.
+    max_share : float
+        Largest share of rounds of any arm, in the sense of floors, see :class:`.ShareBound`.
 
     Raises
     ------
@@ -89,8 +92,11 @@ class PolicyRunner:
         params: Mapping[str, Any],
         channels: bool = False,
         num_spare: int = 0,
+        max_share: float = 1.0,
     ) -> None:
         self.num_selected = num_selected
+        self._shares = ShareBound(max_share, num_selected if channels else 1)
+        self._above_share = ""  # which floor is, if one is
         self._num_counted = num_selected - num_spare
         self._channels = channels
         self._tau_max_s = tau_max_s
@@ -135,6 +141,7 @@ class PolicyRunner:
             "strategy-option": ",".join(f"{kebab(key)}={value}" for key, value in options.items()),
             **{key: value for key, value in own.items() if isinstance(value, bool | int | float)},
             **({"fairness": self._floors_text} if self._floors_text else {}),
+            **({"max-share": self._shares.max_share} if self._shares.bounds else {}),
             "seed": self._seed,
         }
 
@@ -188,6 +195,7 @@ class PolicyRunner:
         sizes[np.isnan(sizes)] = known.mean() if known.size else 1.0
         sizes = sizes if sizes.any() else np.ones(len(arms))
         floors = np.minimum(self._rule.floors(sizes, self._num_counted, names), _LARGEST_FLOOR)
+        floors = self._below_share(floors, names)
         if self._channels:
             floors /= self.num_selected
         floors[gone] = policy.min_participation[gone]
@@ -201,12 +209,51 @@ class PolicyRunner:
                 LOGGER.info("%s has joined, and its floor counts", ", ".join(sorted(joined)))
             self._unknown = unknown
 
+    def _below_share(self, floors: FloatArray, names: Sequence[str]) -> FloatArray:
+        """Return floors that the largest share leaves room for; note the first that it does not."""
+        if not self._shares.bounds:
+            return floors
+        most = self._shares.max_share
+        above = np.flatnonzero(floors > most)
+        self._above_share = ""
+        if above.size:
+            arm = int(above[0])
+            self._above_share = f"is below the floor of {names[arm]}, {floors[arm]:.3g}"
+        return np.minimum(floors, most)
+
+    @property
+    def clients_needed(self) -> int:
+        """Clients that there must be for the largest share; 0 where there is none."""
+        return self._shares.clients_for(self._num_counted)
+
+    def require_shares(self, arms: ArmTable) -> None:
+        """Refuse a largest share that the clients of the first round, or their floors, forbid.
+
+        Floors of clients that join later are cut off at it.
+
+        Raises
+        ------
+        ConfigError
+            If there are fewer than N over the share of them, or a floor is larger.
+        """
+        self._shares.require_clients(self._num_counted, int(np.count_nonzero(arms.member)))
+        if self._above_share:
+            raise ConfigError("max_share", self._shares.max_share, self._above_share)
+
+    def selectable(self, arms: ArmTable) -> BoolArray:
+        """Return the available arms that have not had their largest share, (num_arms,) bool."""
+        return self._shares.allowed(arms.available)
+
     def ask(self, server_round: int, arms: ArmTable, quorum: int) -> Selection:
-        """Select the super arm; none if fewer arms are available than a step needs."""
+        """Select the super arm; none if fewer arms are available than a step needs.
+
+        Arms that have had their largest share are not available, as long as a step has enough.
+        """
         available, member = arms.available, arms.member
         self._check_floors(arms.names, member)
         if np.count_nonzero(available) < quorum:
             available = np.zeros_like(available)  # spare the clients work that makes no step
+        available = self._shares.allowed(available, quorum)
         return self._ask(RoundContext(server_round, available, member), arms)
 
     def ask_one(self, arms: ArmTable, at_work: Sequence[int]) -> Selection:
@@ -223,6 +270,10 @@ class PolicyRunner:
         there = available.copy()
         there[list(at_work)] = True
         available[list(at_work)] = False
+        # With none at work one must begin: shares move when work ends.
+        allowed = self._shares.allowed(available, 0 if at_work else 1)
+        there &= allowed | ~available  # an arm that is barred keeps no channel free for itself
+        available = allowed
         self._check_floors(arms.names, member)
         return self._ask(RoundContext(self.policy.last_round + 1, available, there & member), arms)
 
@@ -320,6 +371,7 @@ class PolicyRunner:
                 completed[arm] = taken_s is not None
                 mask[arm] = True
             selection = Selection(selection.context, mask, selection.drawn)
+        self._shares.tell(shape[-1], [result.arm for result in results])
         done = list(updates)
         reported = {name: np.full(shape, np.nan) for name in self._reports}
         for name, keys in self._reports.items():
@@ -385,8 +437,14 @@ class PolicyRunner:
         if not isinstance(self._given, SchedulingPolicy):
             self.policy.tau_max_s = deadline_s if self.policy.in_seconds else unit_s
 
-    def load(self, num_arms: int, state: Mapping[str, Any]) -> None:
-        """Go on with the state of a policy of so many arms.
+    def share_state(self) -> dict[str, Any]:
+        """Return what the largest share depends on; empty if there is none."""
+        return self._shares.state() if self._shares.bounds else {}
+
+    def load(
+        self, num_arms: int, state: Mapping[str, Any], shares: Mapping[str, Any] | None = None
+    ) -> None:
+        """Go on with the state of a policy of so many arms, and that of their shares.
 
         Raises
         ------
@@ -398,6 +456,8 @@ class PolicyRunner:
             policy.tau_max_s = check_real("state['tau_max_s']", state.get("tau_max_s"), above=0.0)
         policy.load_state_dict(state)
         self._policy = policy
+        if shares and self._shares.bounds:
+            self._shares.load_state(shares)
 
     @contextmanager
     def _naming_the_policy(self) -> Iterator[None]:

@@ -222,7 +222,9 @@ class TrainingRound(ModelStep):
         if parts.explain:
             self._explanation = parts.policy.explain(self._selection)
         self.arms = np.flatnonzero(self._selection.mask).tolist()
-        if not self.arms:
+        if self.arms:  # without those that have had their largest share
+            self._available = np.flatnonzero(self._selection.context.available).tolist()
+        else:
             self.no_step = "quorum" if table.num_available else "nobody-available"
         self.deadline_s = parts.deadline.of(self.arms)
         self._begin_s = parts.timed.now()

@@ -103,6 +103,13 @@ class ScheduledStrategy(Strategy):
         ``proportional:2``, ``heuristic:0.5``, ``none``. The default guarantees each client half of
         its proportional share of rounds, (N/2) s_k / sum s. Clients whose size is unknown count as
         average.
+    max_share : float
+        Largest share of rounds that any client may take, whatever the policy and what the client
+        claims; 1: any. In any T rounds it takes fewer than ``max_share`` T + 2. In buffered mode,
+        as for floors, N completed pieces of work count as a round. Must be at least N / K, K the
+        clients, and above all floors. A round has fewer than N clients where the others have had
+        their share, but no fewer than the wrapped strategy needs for a step: only then does one
+        take more.
     num_spare : int
         Spare clients M: N + M are asked, and the round ends when N have answered, and those that
         are owed a round by their floor. The others' updates are dropped, and their times learned.
@@ -112,8 +119,9 @@ class ScheduledStrategy(Strategy):
     seed : int
         Seed of the policy's random choices.
     min_clients : int, optional
-        Clients to wait for before the first round; by default ``num_selected``, or what the
-        wrapped strategy's ``min_available_nodes`` asks for beyond Flower's default.
+        Clients to wait for before the first round; by default ``num_selected``, or what
+        ``max_share`` needs, or the wrapped strategy's ``min_available_nodes`` asks for beyond
+        Flower's default.
     wait_s : float
         Bound on that wait, and on the wait of each round in which too few clients are
         available [s]. Such a round then counts with nothing selected.
@@ -202,6 +210,7 @@ class ScheduledStrategy(Strategy):
         num_selected: int,
         tau_max_s: GivenDeadline = AUTO,
         num_spare: int = 0,
+        max_share: float = 1.0,
         fairness: str | FloorRule = "heuristic:0.5",
         availability: float = 1.0,
         seed: int = 0,
@@ -275,6 +284,7 @@ class ScheduledStrategy(Strategy):
             availability=availability,
             params=policy_params,
             channels=mode == BUFFERED,
+            max_share=max_share,
         )
         even = not self._policy.requested_metrics if even_weights is None else even_weights
         self._buffer = (
@@ -308,7 +318,8 @@ class ScheduledStrategy(Strategy):
             accept_unchanged=own_rule if accept_unchanged is None else accept_unchanged,
         )
         if min_clients is None:
-            min_clients = max(num_selected, self._wrapped.min_available)
+            needed = self._policy.clients_needed
+            min_clients = max(num_selected, needed, self._wrapped.min_available)
         self._min_clients = min_clients
         self._eval_every = check_count("eval_every", eval_every, minimum=1)
         self._evaluation = ClientEvaluation(
@@ -394,6 +405,7 @@ class ScheduledStrategy(Strategy):
             "begin_s": self._run.begin_s,
             "rounds_without_step": self._run.rounds_without_step,
             "policy": self.policy.state_dict(),
+            **({"shares": shares} if (shares := self._policy.share_state()) else {}),
             "arms": self.arms.state(),
             **self._sorter.state(),
             "deadline": self._deadline.state(),
@@ -420,7 +432,7 @@ class ScheduledStrategy(Strategy):
             If it is of other settings.
         """
         self.arms.load_state(state["arms"])
-        self._policy.load(len(self.arms), state["policy"])
+        self._policy.load(len(self.arms), state["policy"], state.get("shares"))
         load_strategy_state(self._wrapped.outer, state["wrapped"])
         self._sorter.load_state(state)
         self._deadline.load_state(state.get("deadline"))
@@ -770,6 +782,8 @@ class ScheduledStrategy(Strategy):
         self._membership.note_members()
         run.parts.grow()
         if math.isnan(run.begin_s):  # how long the first clients took to come is no cost of a run
+            if self._resumed is None:
+                self._policy.require_shares(self.arms)
             self._log_fleet()
             run.begin_s = self._begin_s(timed.now())
         return policy_round

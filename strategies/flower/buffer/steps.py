@@ -427,7 +427,7 @@ class Channels:
                 self._end(one, self._ended.popleft())
         self._show_model(one, arrays, config)
         table = self._parts.membership.table
-        one.available = np.flatnonzero(table.available).tolist()
+        one.available = np.flatnonzero(self._parts.policy.selectable(table)).tolist()
         one.absent = np.flatnonzero(~table.member).tolist()
         if one.deadline_s is None and self._parts.deadline.is_found:
             one.deadline_s = self._parts.deadline.level_s
