@@ -77,6 +77,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_superlink.py
 	$(BIN)/python benchmarks/bench_page.py
 	$(BIN)/python benchmarks/bench_memory.py
+	$(BIN)/python benchmarks/bench_lies.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST)

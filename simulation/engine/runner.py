@@ -183,6 +183,9 @@ class Simulation:
         )
         if not feasibility.feasible:
             raise ConfigError("fairness", config.fairness, feasibility.message(names))
+        if (above := np.flatnonzero(floors > config.max_share)).size:
+            text = f"is below the floor of {names[above[0]]}, {floors[above[0]]:.3g}"
+            raise ConfigError("max-share", config.max_share, text)
 
 
 class _Results(RoundCallback):

@@ -245,7 +245,7 @@ class ReplySorter:
         return [replies[arm] for arm in sorted(agreed)]
 
     def state(self) -> dict[str, Any]:
-        """Return the votes on names, ready for JSON."""
+        """Return the votes on names, and what clients have sent."""
         return {
             "names": self._training.state(),
             "evaluation_names": self._evaluation.state(),
@@ -258,8 +258,8 @@ class ReplySorter:
         self._training.load_state(state["names"])
         self._evaluation.load_state(state["evaluation_names"])
         self._seen = state.get("like_the_model", True)
-        if self._free_riders is not None:
-            self._free_riders.load_state(state.get("work", {}))
+        if self._free_riders is not None and "work" in state:
+            self._free_riders.load_state(state["work"])
 
     def _log_failure(self, what: str, arm: int, why: str) -> None:
         if (kind := (what, arm, failure_kind(why))) in self._logged:

@@ -52,9 +52,14 @@ class CsUcbQLoss(CsUcbQAdaptive):
 
     The loss of a client that is not selected grows old: in each round without a report l_k goes
     f = 0.01 of the way to the median. A client that never reported one counts as l; where no client
-    does, the rule is that without losses. An average counts as at most twice the median away from
-    it. What a client claims can make itself look worth selecting, or not, but not another one:
-    updates that spoil the model are a matter for the aggregation.
+    does, the rule is that without losses.
+
+    Clients may lie. An average counts as at most that at rank 0.8 K of all, never as the largest of
+    all, and at most twice the median away from it: up to a fifth of the clients, one at least, may
+    claim what they like, and count as clients at the upper end of the others do (winsorisation;
+    Huber, "Robust statistics", 1981). Where all hold the same data that is within chance, and B
+    about 0. An honest client whose loss alone is high is believed no more: a floor is what protects
+    it.
 
     Arms that are owed more than d rounds go first here too, whatever the losses.
 
@@ -62,6 +67,8 @@ class CsUcbQLoss(CsUcbQAdaptive):
     ----------
     loss_weight : float, >= 0
         u. Without weight the selections are those of the rule without losses.
+    loss_quantile : float, in [0.5, 1]
+        Rank of the largest average that is believed, in parts of all; 1: all are.
     min_participation : (num_arms,) array-like of float, in [0, 1), optional
         Least fraction of rounds in which each arm is to be selected, c; 0 if left out.
     **parameters
@@ -87,17 +94,23 @@ class CsUcbQLoss(CsUcbQAdaptive):
         **CsUcbQAdaptive._per_arm,
         **{"mean_loss": 0.0, "loss_variance": 0.0, "loss_count": 0},
     }
-    _settings: ClassVar[tuple[str, ...]] = (*CsUcbQAdaptive._settings, "loss_weight")
+    _settings: ClassVar[tuple[str, ...]] = (
+        *CsUcbQAdaptive._settings,
+        "loss_weight",
+        "loss_quantile",
+    )
 
     def __init__(
         self,
         *,
         loss_weight: float = 20.0,
+        loss_quantile: float = 0.8,
         min_participation: ArrayLike | None = None,
         **parameters: Any,
     ) -> None:
         super().__init__(min_participation=min_participation, **parameters)
         self.loss_weight = check_real("loss_weight", loss_weight, at_least=0.0)
+        self.loss_quantile = check_real("loss_quantile", loss_quantile, at_least=0.5, at_most=1.0)
         self.mean_loss: FloatArray = np.zeros(self.shape)
         self.loss_variance: FloatArray = np.zeros(self.shape)
         self.loss_count: IntArray = np.zeros(self.shape, dtype=np.int64)
@@ -115,7 +128,8 @@ class CsUcbQLoss(CsUcbQAdaptive):
         median = self._quantile(self.mean_loss, known, 0.5)
         median[np.isinf(median)] = 0.0  # of no arm
         room = _FARTHEST * np.abs(median)
-        excess = np.where(known, np.clip(self.mean_loss - median, -room, room), 0.0)
+        most = np.clip(self._most_believed(known) - median, 0.0, room)
+        excess = np.where(known, np.clip(self.mean_loss - median, -room, most), 0.0)
 
         rate = _rate(self.loss_count)
         error = np.where(known, rate / (2.0 - rate), _TINY).sum(axis=-1, keepdims=True) / count
@@ -128,6 +142,17 @@ class CsUcbQLoss(CsUcbQAdaptive):
         shrinkage = np.maximum(_share_beyond(variance, error), _share_beyond(square, _SURE * error))
         scale = np.where(room > 0.0, np.abs(median), 1.0)
         return np.asarray(shrinkage * excess / scale)
+
+    def _most_believed(self, known: BoolArray) -> FloatArray:
+        """Return the largest average that counts as it is, (*batch, 1)."""
+        if self.loss_quantile == 1.0 or not self.num_arms:
+            return np.full((*self.batch_shape, 1), np.inf)
+        count = np.count_nonzero(known, axis=-1)
+        # The largest of all is never believed by itself; of two none is larger than most.
+        rank = np.minimum((count * self.loss_quantile).astype(np.int64), count - 2)
+        ordered = np.sort(np.where(known, self.mean_loss, np.inf), axis=-1)
+        place = np.maximum(rank, 0)[..., np.newaxis]
+        return np.asarray(np.take_along_axis(ordered, place, axis=-1))
 
     def _preferences(self, fast: FloatArray) -> dict[str, FloatArray]:
         return {"loss": self.loss_weight * fast * self.relative_loss()}

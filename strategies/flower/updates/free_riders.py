@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from flwr.app import Array, ArrayRecord
 
 from flower_scheduling.client.wire.arrays import decode_array
 
+from ...base import BoolArray, IntArray
 from ..replies import Change, Update, of_kind
 from .pieces import AnyArray, pieces
 
@@ -25,18 +25,6 @@ _ROUNDING: Final = 4.0
 _SHOWN: Final = 16  # values by which a change is known
 _FEWEST_VALUES: Final = 8
 """Updates of fewer values may be equal by chance."""
-
-
-@dataclass(slots=True)
-class _History:
-    changed: int = 0
-    unchanged: int = 0
-    works: bool = True  # whether its last update was one of its own
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it has sent the model back more often than an update."""
-        return self.unchanged > self.changed
 
 
 class FreeRiders:
@@ -61,8 +49,11 @@ class FreeRiders:
 
     def __init__(self) -> None:
         self._first = ""  # an array that is trained
-        self._arms: dict[int, _History] = {}
-        self._working = 0  # arms whose last update was one of their own
+        # By arm: updates of its own and models sent back; whether its last was one of its own.
+        self._changed: IntArray = np.zeros(0, dtype=np.int64)
+        self._unchanged: IntArray = np.zeros(0, dtype=np.int64)
+        self._works: BoolArray = np.zeros(0, dtype=np.bool_)
+        self._num_known = self._num_working = 0
 
     def change_of(self, update: Update, model: ArrayRecord) -> Change | None:
         """Return where an update first differs from the model that its client was sent.
@@ -116,14 +107,13 @@ class FreeRiders:
         for place, (arm, update) in enumerate(everything):
             own = update.change not in (None, UNCHANGED) and place not in twins
             if place >= len(earlier) and update.change is not None:
-                history = self._note(arm, works=own)
-                history.changed += update.change != UNCHANGED
-                history.unchanged += update.change == UNCHANGED
+                self._count(arm, changed=update.change != UNCHANGED)
+                self._note(arm, works=own)
             elif place in twins:
                 self._note(arm, works=False)
         reasons = {}
         for place, (arm, update) in enumerate(everything):
-            idle = update.change == UNCHANGED and self._arms[arm].is_idle
+            idle = update.change == UNCHANGED and self._unchanged[arm] > self._changed[arm]
             if (idle or place in twins) and self._others_work(twins.get(place, {arm})):
                 what = "is the model that was sent" if idle else "equals that of another client"
                 reasons[place] = f"{FREE_RIDER}: the update {what}"
@@ -134,35 +124,41 @@ class FreeRiders:
             {place: text for place, text in reasons.items() if place < first},
         )
 
-    def _note(self, arm: int, *, works: bool) -> _History:
-        history = self._arms.get(arm)
-        if history is None:
-            history = self._arms[arm] = _History(works=works)
-            self._working += works
-        elif history.works != works:
-            history.works = works
-            self._working += 1 if works else -1
-        return history
+    def _count(self, arm: int, *, changed: bool) -> None:
+        if (missing := arm + 1 - self._works.size) > 0:
+            missing = max(missing, self._works.size)  # arms join one by one
+            for name in ("_changed", "_unchanged", "_works"):
+                setattr(self, name, np.pad(getattr(self, name), (0, missing)))
+        self._num_known += not (self._changed[arm] or self._unchanged[arm])
+        (self._changed if changed else self._unchanged)[arm] += 1
+
+    def _note(self, arm: int, *, works: bool) -> None:
+        self._num_working += works - int(self._works[arm])
+        self._works[arm] = works
 
     def _others_work(self, arms: Collection[int]) -> bool:
         """Tell whether at least half of the clients beside one last sent updates of their own.
 
         Of clients with the same update none counts as working, whatever else they have sent.
         """
-        working = self._working - sum(self._arms[arm].works for arm in arms)
-        return working > 0 and 2 * working >= len(self._arms) - 1
+        working = self._num_working - sum(bool(self._works[arm]) for arm in arms)
+        return working > 0 and 2 * working >= self._num_known - 1
 
     def state(self) -> dict[str, Any]:
-        """Return what the clients have sent so far, ready for JSON."""
+        """Return what the clients have sent so far."""
         return {
-            str(arm): [history.changed, history.unchanged, history.works]
-            for arm, history in self._arms.items()
+            "changed": self._changed.copy(),
+            "unchanged": self._unchanged.copy(),
+            "works": self._works.copy(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state` left off."""
-        self._arms = {int(arm): _History(*values) for arm, values in state.items()}
-        self._working = sum(history.works for history in self._arms.values())
+        self._changed = np.array(state["changed"], dtype=np.int64)
+        self._unchanged = np.array(state["unchanged"], dtype=np.int64)
+        self._works = np.array(state["works"], dtype=np.bool_)
+        self._num_known = int(np.count_nonzero(self._changed + self._unchanged))
+        self._num_working = int(np.count_nonzero(self._works))
 
 
 def _records_of(update: Update) -> dict[str, Array]:

@@ -68,7 +68,7 @@ def test_an_old_loss_goes_to_the_median() -> None:
 
 
 def test_relative_loss_by_hand() -> None:
-    policy = build(num_arms=4, num_selected=3)
+    policy = build(num_arms=4, num_selected=3, loss_quantile=1.0)
     assert policy.relative_loss().tolist() == [0.0] * 4, "nobody has reported"
     play(policy, 1, 1.0, [1.0, 2.0, 3.0, 0.0], only=[0, 1, 2])
     assert policy.relative_loss().tolist() == [0.0] * 4, "how wrong reports are is not known yet"
@@ -83,7 +83,7 @@ def test_relative_loss_by_hand() -> None:
 
 
 def test_what_a_client_claims_counts_within_limits() -> None:
-    policy = build(num_arms=5, num_selected=5)
+    policy = build(num_arms=5, num_selected=5, loss_quantile=1.0)
     for round in range(1, 30):
         play(policy, round, 1.0, [1.0, 1.0 + 0.1 * (-1) ** round, 2.0, 2.0, 1e308])
     assert policy.mean_loss[4] == 1e100
@@ -118,18 +118,65 @@ def test_without_losses_it_is_the_rule_without_losses(weight: float, reports: bo
 
 
 def test_a_high_loss_is_worth_a_slow_round() -> None:
-    policy = build(num_arms=4, num_selected=1)
-    rng = np.random.default_rng(2)
-    for round in range(1, 301):
-        loss = np.array([1.0, 1.0, 1.0, 3.0]) + rng.normal(0, 0.1, 4)
-        play(policy, round, [0.1, 0.2, 0.2, 1.0], loss)
-    assert policy.play_count[3] > 250
-    cheap = build(num_arms=4, num_selected=1, loss_weight=1.0)
-    rng = np.random.default_rng(2)
-    for round in range(1, 301):
-        loss = np.array([1.0, 1.0, 1.0, 3.0]) + rng.normal(0, 0.1, 4)
-        play(cheap, round, [0.1, 0.2, 0.2, 1.0], loss)
-    assert cheap.play_count[0] > 250, "not at this weight"
+    def selections(**settings: object) -> list[int]:
+        policy = build(num_arms=5, num_selected=2, **settings)
+        rng = np.random.default_rng(2)
+        for round in range(1, 301):
+            loss = np.array([1.0, 1.0, 1.0, 3.0, 3.0]) + rng.normal(0, 0.1, 5)
+            play(policy, round, [0.1, 0.2, 0.2, 1.0, 1.0], loss)
+        return policy.play_count.tolist()
+
+    assert min(selections()[3:]) > 250
+    assert max(selections(loss_weight=1.0)[3:]) < 50, "not at this weight"
+
+
+@pytest.mark.parametrize("claim", [3.0, 300.0, 1e300], ids=["high", "lying", "absurd"])
+def test_no_client_is_believed_by_itself(claim: float) -> None:
+    def selections(claim: float, **settings: object) -> list[int]:
+        policy = build(num_arms=20, num_selected=5, **settings)
+        rng = np.random.default_rng(2)
+        times_s = np.linspace(0.1, 1.0, 20)
+        for round in range(1, 501):
+            loss = 1.0 + rng.normal(0, 0.1, 20)
+            loss[19] = claim
+            play(policy, round, times_s, loss)
+        return policy.play_count.tolist()
+
+    assert selections(claim)[19] < 2 * selections(1.0)[19] + 5, "all others hold the same data"
+    assert selections(claim, loss_quantile=1.0)[19] > 300, "without the bound it wins the fleet"
+
+
+@pytest.mark.parametrize("num_liars", [1, 2, 3])
+def test_liars_count_as_the_upper_end_of_the_others(num_liars: int) -> None:
+    policy = build(num_arms=20, num_selected=5)
+    policy.loss_count[...] = 50
+    policy.loss_variance[...] = 1e-6
+
+    def claim(loss: float, num_liars: int) -> None:
+        policy.mean_loss[...] = np.linspace(1.0, 3.0, 20)
+        policy.mean_loss[:num_liars] = loss
+
+    claim(1.0, 0)
+    highest = policy.relative_loss().max()
+    claim(1e6, num_liars)
+    relative = policy.relative_loss()
+    assert relative.argmax() < num_liars, "no other counts for more"
+    assert relative.max() <= highest * 1.2
+    assert np.isclose(relative[num_liars:].max(), relative.max()), "and one for as much"
+    claim(1e6, 5)  # a quarter of them
+    assert policy.relative_loss().max() == pytest.approx(2.0)
+
+
+def test_of_few_clients_the_largest_loss_is_not_believed() -> None:
+    policy = build(num_arms=3, num_selected=3)
+    play(policy, 1, 1.0, [1.0, np.nan, np.nan])
+    assert policy.relative_loss().tolist() == [0.0] * 3
+    for round in range(2, 30):
+        play(policy, round, 1.0, [1.0 + 1e-3 * (-1) ** round, 100.0, np.nan])
+    assert policy.relative_loss().max() <= 0.0, "of two the median is the larger"
+    for round in range(30, 60):
+        play(policy, round, 1.0, [1.0, 100.0, 1.01])
+    assert policy.relative_loss().max() < 0.02
 
 
 def test_losses_that_differ_by_chance_alone_cost_little() -> None:
@@ -144,7 +191,7 @@ def test_losses_that_differ_by_chance_alone_cost_little() -> None:
 
 @pytest.mark.parametrize("claim", [2.0, 1e300], ids=["honest", "lying"])
 def test_one_that_is_far_away_does_not_make_chance_count(claim: float) -> None:
-    policy = build(num_arms=20, num_selected=5)
+    policy = build(num_arms=20, num_selected=5, loss_quantile=1.0)
     policy.loss_count[...] = 50
     noise = np.random.default_rng(6).normal(0.0, 0.2 * np.sqrt(0.1 / 1.9), size=20)
     policy.mean_loss[...] = 1.0 + noise
