@@ -307,7 +307,7 @@ class Alarms:
         for arm, (times, kind) in sorted(self._totals.failing.items()):
             if kind == FREE_RIDER:
                 count = self._totals.arms[arm].failures[kind]
-                text = f"{names[arm]} has sent {count} updates that are the model or another's"
+                text = f"{names[arm]} sends the model back, or another's update, {count} so far"
                 yield Alarm(FREE_RIDER, arm, f"{text}: {_FREE_RIDER_ADVICE}")
             elif times >= _FAILURES:
                 text = f"{names[arm]} has failed {times} times in a row ({kind})"

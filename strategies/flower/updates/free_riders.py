@@ -23,6 +23,7 @@ UNCHANGED: Final = Change("", -1, b"")
 _ROUNDING: Final = 4.0
 """A value is the model's within so many units of the last place."""
 _SHOWN: Final = 16  # values by which a change is known
+_NUMBERS: Final = frozenset("biufc")  # kinds of dtypes
 _FEWEST_VALUES: Final = 8
 """Updates of fewer values may be equal by chance."""
 
@@ -77,7 +78,7 @@ class FreeRiders:
         for key, array in arrays.items():
             base = model.get(key)
             values, origin = decode_array(array), None if base is None else decode_array(base)
-            if origin is None or values.shape != origin.shape or origin.dtype.kind not in "biufc":
+            if origin is None or not _can_compare(values, origin):
                 comparable = False
             elif (found := _first_difference(values, origin)) is not None:
                 if self._first not in arrays:  # it stays: what is compared begins at one place
@@ -169,6 +170,11 @@ def _records_of(update: Update) -> dict[str, Array]:
             return {}
         found |= record
     return found
+
+
+def _can_compare(values: AnyArray, origin: AnyArray) -> bool:
+    kinds = {values.dtype.kind, origin.dtype.kind}
+    return values.shape == origin.shape and kinds <= _NUMBERS
 
 
 def _twins(updates: Sequence[tuple[int, Update]]) -> dict[int, set[int]]:

@@ -15,6 +15,7 @@ from scripted_grid import ScriptedGrid
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.server.settings.run import runnable_policies
 from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy
 from flower_scheduling.strategies.share_bound import ShareBound
 
@@ -67,6 +68,20 @@ def test_no_arm_has_more_than_its_share_of_any_rounds(policy: str) -> None:
     if policy == "cs-ucb-adaptive":
         alone, _ = run(policy=policy)
         assert most_in_any([set(record.selected) for record in alone], 50) == 50
+
+
+@pytest.mark.parametrize("mode", ["rounds", "buffered"])
+@pytest.mark.parametrize("policy", runnable_policies())
+def test_every_policy_keeps_it(policy: str, mode: str) -> None:
+    settings: dict[str, Any] = {"fairness": "equal:0.1", "rounds": 60, "mode": mode}
+    records, _ = run(policy=policy, max_share=0.35, **settings)
+    turns: list[set[int]] = [set(record.selected) for record in records]
+    share = 0.35
+    if mode == "buffered":
+        turns = [{result.arm} for record in records for result in record.results]
+        share /= 3
+    for length in (2, 10, len(turns)):
+        assert most_in_any(turns, length) < share * length + 2
 
 
 def test_of_channels_it_is_a_share_of_completed_work_as_floors_are() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,9 +13,12 @@ from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 from scripted_grid import Client, ScriptedGrid
 
+from flower_scheduling._flwr import take_identity
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies.flower import Exchange, RoundRecord, ScheduledStrategy
+from flower_scheduling.strategies.flower.replies import Update
+from flower_scheduling.strategies.flower.updates.free_riders import UNCHANGED, FreeRiders
 
 SIZE = 70_000  # more than one piece
 Change = Callable[[str, NDArray[Any]], NDArray[Any]]
@@ -231,3 +234,53 @@ def test_a_word_for_the_switch_is_refused() -> None:
     wrong: Any = "yes"
     with pytest.raises(ConfigError, match=r"^accept_unchanged = 'yes': must be true, false"):
         ScheduledStrategy(FedAvg(), num_selected=2, accept_unchanged=wrong)
+
+
+KINDS = ["float16", "float32", "float64", "complex64", "complex128", "int8", "uint64", "bool"]
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (300, 400), (0, 7)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_one_value_is_a_change_in_arrays_of_any_kind(
+    dtype: str, shape: tuple[int, ...], order: Literal["C", "F"]
+) -> None:
+    rng = np.random.default_rng(3)
+    values = np.asarray(rng.integers(0, 2, size=shape).astype(dtype), order=order)
+    frozen = rng.normal(size=5).astype(np.float32)
+    model = ArrayRecord({"frozen": Array(frozen), "w": Array(values)})
+    judge = FreeRiders()
+    assert judge.change_of(update_of(frozen=frozen, w=values), model) == UNCHANGED
+    if not values.size:
+        return
+    changed = values.copy(order="K")
+    place = tuple(int(rng.integers(size)) for size in shape)
+    changed[place] = 1 - changed[place] if dtype != "bool" else not changed[place]
+    found = judge.change_of(update_of(frozen=frozen, w=changed), model)
+    assert found is not None
+    assert found.key == "w"
+    assert found.place >= 0
+
+
+def test_what_cannot_be_compared_is_not_judged() -> None:
+    w = np.ones(9, np.float32)
+    model = ArrayRecord({"w": Array(w)})
+    judge = FreeRiders()
+    for arrays in ({}, {"other": w}, {"w": w[:8]}, {"w": w.view("V4")}):
+        assert judge.change_of(update_of(**arrays), model) is None
+    assert judge.change_of(update_of(w=w + 1, other=w), model) is not None, "it is work"
+    mixed = {0: noted(judge, model, other=w), 1: noted(judge, model, w=w + 1)}
+    mixed[2] = noted(judge, model, w=w + 2)
+    assert judge.judge(mixed) == ({}, {})
+
+
+def update_of(**arrays: NDArray[Any]) -> Update:
+    content = RecordDict({"arrays": ArrayRecord({k: Array(v) for k, v in arrays.items()})})
+    take_identity(1)
+    message = Message(content, dst_node_id=1, message_type="train")
+    return Update(message, MetricRecord(), 1.0, ("", "", frozenset()))
+
+
+def noted(judge: FreeRiders, model: ArrayRecord, **arrays: NDArray[Any]) -> Update:
+    update = update_of(**arrays)
+    return replace(update, change=judge.change_of(update, model))
