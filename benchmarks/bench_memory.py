@@ -136,7 +136,7 @@ def train(num_values: int, num_arrays: int) -> int:
     class Wide(torch.nn.Module):
         """As many matrices as asked for, one after the other, between 784 pixels and 10 labels."""
 
-        def __init__(self) -> None:
+        def __init__(self, spec: object = None) -> None:
             super().__init__()
             width = max(1, int((num_values / num_arrays) ** 0.5))
             layer = torch.nn.Linear

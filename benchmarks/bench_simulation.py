@@ -200,7 +200,8 @@ def client_data() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the clients' images, (num_examples, 784) float32, and their labels."""
     import torch
 
-    from flower_scheduling.client.learning.mnist import load_mnist, scale_pixels
+    from flower_scheduling.client.learning.images import scale_pixels
+    from flower_scheduling.client.learning.mnist import load_mnist
     from flower_scheduling.client.learning.partitions import build_partition
 
     torch.set_num_threads(1)  # as in our simulation: threads cost more than they bring

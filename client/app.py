@@ -1,4 +1,4 @@
-"""The Flower ClientApp: trains, evaluates and describes one client's share of MNIST.
+"""The Flower ClientApp: trains, evaluates and describes one client's share of a data set.
 
 It runs unchanged on a stock SuperNode, behind our own stream connection and in the simulation.
 Data and model are kept per process between messages, and can always be made anew.
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from flower_scheduling._flwr import Mod, new_record, new_reply
 from flower_scheduling.allocator import give_back
-from flower_scheduling.errors import ClientConfigError
+from flower_scheduling.errors import ClientConfigError, DataUnavailableError
 
-from .learning.mnist import load_mnist
-from .learning.models import NUM_CLASSES, Model, create_model
+from .learning.datasets import data_digest, load_data
+from .learning.images import ImageSpec
+from .learning.models import Model, create_model
 from .learning.partitions import build_partition
 from .learning.training import evaluate, minibatch_rng, train
 from .link.emulation import emulation_mod
@@ -44,14 +45,16 @@ class _LocalClient:
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         node, run = settings.node, settings.run
-        data = load_mnist(settings.data_dir)
-        parts = _partition(run.partitioner, node.num_partitions, run.seed, settings.data_dir)
+        data = load_data(run.dataset, settings.data_dir)
+        parts = _partition(
+            run.partitioner, node.num_partitions, run.seed, run.dataset, settings.data_dir
+        )
         indices = torch.from_numpy(parts[node.partition_id])
         self.images = data.train_images[indices]
         self.labels = data.train_labels[indices]
         # As numpy arrays: tensors take as long to become some as a small training step.
         self.pixels, self.targets = self.images.numpy(), self.labels.numpy()
-        self.model, self.lock = _shared_model(run.model)
+        self.model, self.lock = _shared_model(run.model, data.spec)
 
 
 # Caches without a bound: a process serves the clients of one run, or of a few.
@@ -60,16 +63,16 @@ _local_client = functools.cache(_LocalClient)
 
 @functools.cache
 def _partition(
-    partitioner: str, num_partitions: int, seed: int, data_dir: str
+    partitioner: str, num_partitions: int, seed: int, dataset: str, data_dir: str
 ) -> list[NDArray[np.int64]]:
-    labels = load_mnist(data_dir).train_labels.numpy()
+    labels = load_data(dataset, data_dir).train_labels.numpy()
     return build_partition(partitioner, labels, num_partitions, seed)
 
 
 @functools.cache
-def _shared_model(name: str) -> tuple[Model, threading.Lock]:
+def _shared_model(name: str, spec: ImageSpec) -> tuple[Model, threading.Lock]:
     """Return the model that all clients of this process use, and the lock to hold meanwhile."""
-    return create_model(name), threading.Lock()
+    return create_model(name, spec=spec), threading.Lock()
 
 
 def create_client_app(mods: Sequence[Mod] = ()) -> ClientApp:
@@ -101,6 +104,8 @@ def _train(message: Message, context: Context) -> Message:
     if isinstance(asked := message.content.get(protocol.REQUEST), ConfigRecord):
         config.update(asked)
     request = TrainRequest.from_config(config)
+    if request.data_digest:
+        _require_same_data(client.settings, request.data_digest)
     metrics: dict[str, float] = {protocol.NUM_EXAMPLES: len(client.targets)}
 
     with client.lock:
@@ -162,10 +167,22 @@ def _query(message: Message, context: Context) -> Message:
         {
             protocol.NAME: client.settings.node.name,
             protocol.NUM_EXAMPLES: len(client.targets),
-            protocol.LABEL_COUNTS: torch.bincount(client.labels, minlength=NUM_CLASSES).tolist(),
+            protocol.LABEL_COUNTS: torch.bincount(
+                client.labels, minlength=client.model.spec.num_classes
+            ).tolist(),
         }
     )
     return Message(RecordDict({protocol.CLIENT_INFO: info}), reply_to=message)
+
+
+def _require_same_data(settings: ClientSettings, digest: str) -> None:
+    """Refuse to train on other data than the server's of the same name: shares would overlap."""
+    dataset = settings.run.dataset
+    if (own := data_digest(dataset, settings.data_dir)) != digest:
+        raise DataUnavailableError(
+            f"the files of {dataset} on this client are not those of the server (digest {own}, the"
+            f" server's is {digest}): copy the server's data folder"
+        )
 
 
 def _let_go(message: Message, model: Model) -> None:

@@ -42,6 +42,7 @@ _NODE_CONFIG: Final = (
     "partition_id",
     "num_partitions",
     "data_dir",
+    "dataset",
     "link",
     "distance_m",
     "bandwidth_hz",
@@ -129,14 +130,19 @@ _tls = click.option(
 @click.version_option(package_version(), prog_name="flower-client", allow_from_autoenv=False)
 @_server
 @_name
-@click.option("--partition-id", type=click.IntRange(min=0), help="Share of MNIST, from 0.")
+@click.option("--partition-id", type=click.IntRange(min=0), help="Share of the data set, from 0.")
 @click.option("--num-partitions", type=click.IntRange(min=1), help="Number of shares.")
 @click.option(
     "--slots",
     type=click.Path(path_type=Path),
     help="Be client-N with share N, the first that is free among the clients of this folder.",
 )
-@click.option("--data-dir", help="Folder of MNIST (default: the user's cache).")
+@click.option("--data-dir", help="Folder of the data set (default: the user's cache).")
+@click.option(
+    "--dataset",
+    help="Data set that this client is meant for: it is fetched at the start, and a server of "
+    "another one is refused (default: the server's).",
+)
 @click.option("--link", help="Emulate a radio link: rayleigh.")
 @click.option("--distance-m", type=float, help="Distance of the emulated link [m].")
 @click.option("--bandwidth-hz", type=float, help="Bandwidth of the emulated link [Hz].")
@@ -219,10 +225,8 @@ def cli(
         _warn_of_expiry(tls, name)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
-    if app_path == _OUR_APP and "data-dir" in node_config:
-        from .learning.mnist import load_mnist
-
-        load_mnist(str(node_config["data-dir"]))  # a disk that is full or read-only ends it here
+    if app_path == _OUR_APP:
+        _check_data(node_config)
 
     from flwr.clientapp import ClientApp
 
@@ -324,7 +328,7 @@ def _check_node_config(node_config: UserConfig, flags: Mapping[str, Any], *, our
     """Refuse a node configuration that our app, or the emulation of links, could not use."""
     if ours and not {"partition-id", "num-partitions"} <= node_config.keys():
         raise ClientConfigError(
-            "--partition-id and --num-partitions are missing: the client's share of MNIST"
+            "--partition-id and --num-partitions are missing: the client's share of the data set"
         )
     number, of = node_config.get("partition-id", 0), node_config.get("num-partitions", math.inf)
     if isinstance(number, int) and isinstance(of, int | float) and number >= of:
@@ -338,6 +342,17 @@ def _check_node_config(node_config: UserConfig, flags: Mapping[str, Any], *, our
     EmulatedDevice.from_node_config(node_config if ours else {**flags, "name": node_config["name"]})
     if ours:
         NodeSettings.from_config(node_config)
+
+
+def _check_data(node_config: UserConfig) -> None:
+    """Load the data set, if it is known; a folder that can hold none ends the client here too."""
+    from .learning.datasets import check_folder, load_data
+
+    data_dir = str(node_config.get("data-dir", ""))
+    if "dataset" in node_config:
+        load_data(str(node_config["dataset"]), data_dir)
+    elif data_dir:
+        check_folder(data_dir)
 
 
 def _log_to_stderr() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from flower_scheduling.errors import ConfigError
+from flower_scheduling.errors import ConfigError, DataUnavailableError
 from flower_scheduling.schema import Strict, kebab
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class NodeSettings(Section):
         Name of the client, by default ``client-`` and the share.
     data_dir : str
         Cache folder of the data, empty for the run's.
+    dataset : str or None
+        Data set that this client is meant for; the run's if it is left out.
     """
 
     where: ClassVar[str] = "node config "
@@ -74,6 +76,7 @@ class NodeSettings(Section):
     num_partitions: int = Field(ge=1)
     name: Text = Field(default_factory=lambda found: f"client-{found.get('partition_id')}")
     data_dir: Text | None = None
+    dataset: Text | None = None
 
     @model_validator(mode="after")
     def _check_share(self) -> Self:
@@ -105,6 +108,8 @@ class RunSettings(Section):
         Seed of the partition and of the minibatches.
     data_dir : str
         Cache folder of the data, empty for the default.
+    dataset : str
+        Name of the data set, see ``flower_scheduling.client.learning.datasets``.
     """
 
     where: ClassVar[str] = "run config "
@@ -116,6 +121,7 @@ class RunSettings(Section):
     partitioner: str
     seed: int = Field(ge=0)
     data_dir: Text = ""
+    dataset: str = "mnist"  # all that earlier servers know
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # hashed by identity, which is fast
@@ -143,6 +149,8 @@ class ClientSettings:
         ------
         ConfigError
             If a key is missing, or a value has the wrong type or range.
+        DataUnavailableError
+            If the run is on another data set than this client is meant for.
         """
         # Cached: every message asks, and reading takes as long as a small training step.
         return _read(
@@ -158,7 +166,13 @@ _RUN_KEYS: Final = tuple(map(kebab, RunSettings.model_fields))
 def _read(*values: object) -> ClientSettings:
     of_node = dict(zip(_NODE_KEYS, values, strict=False))
     of_run = dict(zip(_RUN_KEYS, values[len(_NODE_KEYS) :], strict=True))
-    return ClientSettings(NodeSettings.from_config(of_node), RunSettings.from_config(of_run))
+    node, run = NodeSettings.from_config(of_node), RunSettings.from_config(of_run)
+    if node.dataset not in (None, run.dataset):
+        raise DataUnavailableError(
+            f"this client is started for the data set {node.dataset}, the server trains on"
+            f" {run.dataset}: start it with --dataset {run.dataset}, or without"
+        )
+    return ClientSettings(node, run)
 
 
 class TrainRequest(Section):
@@ -174,6 +188,8 @@ class TrainRequest(Section):
         Names of optional metrics, with blanks between.
     repeat : int, >= 0
         How often the client was asked before in this step.
+    data_digest : str
+        Digest of the server's data set; empty: it is not compared.
     """
 
     where: ClassVar[str] = "request "
@@ -182,6 +198,7 @@ class TrainRequest(Section):
     proximal_mu: float = Field(0.0, ge=0)
     report: Text = ""
     repeat: int = Field(0, ge=0)
+    data_digest: Text = ""
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:

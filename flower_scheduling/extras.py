@@ -11,6 +11,7 @@ PROJECT: Final = "flower-client-scheduling"
 # What each part imports beyond what a client and a server need for any app.
 EXTRAS: Final = {
     "learning": ("torch", "torchvision"),
+    "partitioners": ("datasets", "flwr_datasets"),
     "page": ("prometheus_client", "starlette", "uvicorn"),
     "simulation": ("jinja2", "matplotlib", "scipy", "torch", "torchvision"),
     "zstd": ("zstandard",),

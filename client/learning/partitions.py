@@ -361,6 +361,24 @@ def _build_own_labels(
     return partition_own_labels(labels, num_partitions, rng, *numbers)
 
 
+def _build_flower(
+    labels: LabelArray, num_partitions: int, rng: np.random.Generator, arguments: Arguments
+) -> list[IndexArray]:
+    from .flower_partitions import partition_flower
+
+    if not arguments:
+        raise _usage_error("flower", arguments)
+    options = dict(_pair(argument, arguments) for argument in arguments[1:])
+    return partition_flower(labels, num_partitions, rng, arguments[0], options)
+
+
+def _pair(argument: str, arguments: Arguments) -> tuple[str, str]:
+    key, equals, value = (part.strip() for part in argument.partition("="))
+    if not equals:
+        raise _usage_error("flower", arguments)
+    return key, value
+
+
 # By the name that command line and TOML use.
 PARTITIONERS: Final[Mapping[str, PartitionerSpec]] = {
     spec.name: spec
@@ -390,6 +408,12 @@ PARTITIONERS: Final[Mapping[str, PartitionerSpec]] = {
             "the last labels are held by the first clients alone, the others by the rest alike",
             _build_own_labels,
         ),
+        PartitionerSpec(
+            "flower",
+            "flower:NAME[,KEY=VALUE,...]",
+            "a partitioner of Flower Datasets, e.g. pathological,num-classes-per-partition=2",
+            _build_flower,
+        ),
     )
 }
 
@@ -403,7 +427,8 @@ def build_partition(
     ----------
     partitioner : str
         ``NAME`` or ``NAME:ARGUMENT,...``: ``iid``, ``sizes:1500,1000,500``, ``by-label``,
-        ``by-label:10000,1000``, ``dirichlet:0.3``; see :data:`PARTITIONERS`.
+        ``by-label:10000,1000``, ``dirichlet:0.3``, ``flower:shard,num-shards-per-partition=2``; see
+        :data:`PARTITIONERS`.
     labels : (num_samples,) integer
         Label of every sample.
     num_partitions : int, >= 1

@@ -18,8 +18,7 @@ from torch.nn import functional
 
 from flower_scheduling.errors import TrainingDivergedError
 
-from .mnist import scale_pixels
-from .models import NUM_CLASSES, NUM_PIXELS, LogisticRegression, Model
+from .models import LogisticRegression, Model
 
 __all__ = ["draw_minibatches", "evaluate", "minibatch_rng", "train", "train_logistic"]
 
@@ -86,9 +85,9 @@ def train(
     ----------
     model : Model
         Changed in place; its weights on entry are the global model.
-    images : (num_examples, 28, 28) uint8 array or tensor
+    images : (num_examples, *model.spec.shape) uint8 array or tensor
         Local images; a tensor takes as long to become an array as a small step.
-    labels : (num_examples,) int64 array or tensor, in [0, 9]
+    labels : (num_examples,) int64 array or tensor, in [0, num_classes)
         Their labels.
     batch_size : int, >= 1
         Minibatch size, varrho in the paper.
@@ -97,7 +96,7 @@ def train(
     local_steps : int, >= 1
         Number of steps.
     rng : numpy.random.Generator
-        Source of the minibatches.
+        Source of the minibatches, and of dropout where the model has some.
     proximal_mu : float, >= 0
         Weight mu of FedProx's term mu/2 |w - w_global|^2 (Li et al., MLSys 2020, Eq. 2).
 
@@ -114,7 +113,16 @@ def train(
     batches = draw_minibatches(rng, len(labels), local_steps=local_steps, batch_size=batch_size)
     step = _train_logistic if isinstance(model.module, LogisticRegression) else _train_module
     images, labels = np.asarray(images), np.asarray(labels)
-    loss = step(model, images, labels, batches, learning_rate, proximal_mu)
+    if model.has_modes:
+        with torch.random.fork_rng(devices=[]):  # a layer draws from the global generator
+            torch.manual_seed(int(rng.integers(2**63)))
+            model.module.train()
+            try:
+                loss = step(model, images, labels, batches, learning_rate, proximal_mu)
+            finally:
+                model.module.eval()
+    else:
+        loss = step(model, images, labels, batches, learning_rate, proximal_mu)
     if not math.isfinite(loss):
         raise TrainingDivergedError(
             f"the local loss is {loss}: the weights have diverged, use a smaller learning-rate"
@@ -129,9 +137,9 @@ def evaluate(model: Model, images: torch.Tensor, labels: torch.Tensor) -> tuple[
     ----------
     model : Model
         Left unchanged.
-    images : (num_examples, 28, 28) uint8, or float32 tensor in [0, 1]
-        Images; those evaluated every round are best scaled once, by ``scale_pixels``.
-    labels : (num_examples,) int64 tensor, in [0, 9]
+    images : (num_examples, *model.spec.shape) uint8, or float32 tensor
+        Images; those evaluated every round are best scaled once, by ``model.spec.scale``.
+    labels : (num_examples,) int64 tensor, in [0, num_classes)
         Their labels.
 
     Returns
@@ -145,7 +153,7 @@ def evaluate(model: Model, images: torch.Tensor, labels: torch.Tensor) -> tuple[
     with torch.inference_mode():
         for start in range(0, len(labels), _EVALUATION_BATCH):
             batch = slice(start, start + _EVALUATION_BATCH)
-            logits = model.module(scale_pixels(images[batch]))
+            logits = model.module(model.spec.scale(images[batch]))
             loss += float(functional.cross_entropy(logits, labels[batch], reduction="sum"))
             correct += int((logits.argmax(1) == labels[batch]).sum())
     return loss / len(labels), correct / len(labels)
@@ -159,6 +167,7 @@ def train_logistic(
     batches: NDArray[np.int64],
     learning_rate: float,
     proximal_mu: float = 0.0,
+    normalisation: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
 ) -> NDArray[np.float64]:
     """Train logistic regression in place by its gradient, (softmax - onehot) x^T, in numpy.
 
@@ -168,13 +177,13 @@ def train_logistic(
 
     Parameters
     ----------
-    weight : (num_clients, 10, 784) float32
+    weight : (num_clients, num_classes, num_features) float32
         Changed in place.
-    bias : (num_clients, 10) float32
+    bias : (num_clients, num_classes) float32
         Changed in place.
-    pixels : (num_images, 784) uint8, in [0, 255]
+    pixels : (num_images, num_features) uint8, in [0, 255]
         Images of all clients.
-    labels : (num_images,) int64, in [0, 9]
+    labels : (num_images,) int64, in [0, num_classes)
         Their labels.
     batches : (local_steps, num_clients, batch_size) int64
         Image indices of each minibatch.
@@ -182,6 +191,8 @@ def train_logistic(
         Step size for the minibatch's mean gradient.
     proximal_mu : float, >= 0
         Weight of FedProx's term, see :func:`train`.
+    normalisation : pair of (num_features,) float32, optional
+        Mean and deviation of each feature, :meth:`.ImageSpec.flat_normalisation`.
 
     Returns
     -------
@@ -189,6 +200,7 @@ def train_logistic(
         Mean minibatch loss, each before its step; not finite if the weights have diverged.
     """
     _, num_clients, batch_size = batches.shape
+    num_classes = bias.shape[-1]
     rows = np.arange(num_clients * batch_size)
     loss = np.zeros(num_clients)
     if proximal_mu:
@@ -197,17 +209,20 @@ def train_logistic(
     with np.errstate(all="ignore"):
         for batch in batches:
             inputs = pixels.take(batch, axis=0).astype(np.float32)
-            inputs /= 255.0  # (num_clients, batch, 784)
+            inputs /= 255.0  # (num_clients, batch, num_features)
+            if normalisation is not None:
+                inputs -= normalisation[0]
+                inputs /= normalisation[1]
             target = labels.take(batch.ravel())
-            logits = inputs @ weight.transpose(0, 2, 1)  # (num_clients, batch, 10)
+            logits = inputs @ weight.transpose(0, 2, 1)  # (num_clients, batch, num_classes)
             logits += bias[:, np.newaxis]
             logits -= logits.max(axis=2, keepdims=True)  # keeps exp in range
             softmax = np.exp(logits)
             total = softmax.sum(axis=2, keepdims=True)
-            cross_entropy = np.log(total.ravel()) - logits.reshape(-1, NUM_CLASSES)[rows, target]
+            cross_entropy = np.log(total.ravel()) - logits.reshape(-1, num_classes)[rows, target]
             loss += cross_entropy.reshape(num_clients, batch_size).sum(axis=1)
             softmax /= total
-            softmax.reshape(-1, NUM_CLASSES)[rows, target] -= 1.0
+            softmax.reshape(-1, num_classes)[rows, target] -= 1.0
             softmax *= learning_rate / batch_size
             if proximal_mu:
                 weight -= learning_rate * proximal_mu * (weight - global_weight)
@@ -230,11 +245,12 @@ def _train_logistic(
     (loss,) = train_logistic(
         model.views["weight"][np.newaxis],
         model.views["bias"][np.newaxis],
-        images.reshape(len(images), NUM_PIXELS),
+        images.reshape(len(images), model.spec.num_features),
         labels,
         batches[:, np.newaxis],
         learning_rate,
         proximal_mu,
+        model.spec.flat_normalisation(),
     )
     return float(loss)
 
@@ -252,7 +268,7 @@ def _train_module(
     start = [parameter.detach().clone() for parameter in parameters] if proximal_mu else []
     loss_sum = 0.0
     for batch in batches:
-        logits = model.module(scale_pixels(torch.as_tensor(images[batch])))
+        logits = model.module(model.spec.scale(torch.as_tensor(images[batch])))
         loss = functional.cross_entropy(logits, torch.as_tensor(labels[batch]))
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():

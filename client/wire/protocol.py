@@ -25,6 +25,7 @@ EVAL_ACCURACY: Final = "eval-accuracy"  # float in [0, 1], in replies to evaluat
 # Keys of CONFIG.
 SERVER_ROUND: Final = "server-round"  # int, number of the round, set by Flower's strategies
 PROXIMAL_MU: Final = "proximal-mu"  # float, weight of the proximal term, set by Flower's FedProx
+DATA_DIGEST: Final = "data-digest"  # str, digest of the server's data set; absent: not compared
 
 # Keys of REQUEST.
 REPORT: Final = "report"  # str, further metrics that the server asks for, space separated

@@ -106,14 +106,23 @@ class ServerConfig(Settings):
     checkpoint_every: int = setting(1, "Rounds between two checkpoints (0: never).", ge=0)
     checkpoint_required: bool = setting(True, "Stop when a checkpoint cannot be written, or go on.")
     initial_model: str = setting("", "Model to begin with, a model.safetensors of another run.")
-    model: str = setting("logistic", "logistic or cnn.")
+    dataset: str = setting(
+        "mnist",
+        "Data set: mnist, fashion-mnist, kmnist, emnist, cifar10, or another one of torchvision as "
+        "torchvision:CLASS, e.g. torchvision:SVHN.",
+    )
+    model: str = setting(
+        "logistic", "logistic, mlp, cnn, or a classifier of torchvision.models, e.g. resnet18."
+    )
     batch_size: int = setting(2, "Examples per minibatch.", ge=1)
     learning_rate: float = setting(0.001, "Step size of local SGD.", gt=0)
     local_steps: int = setting(1, "Minibatches per client and round.", ge=1)
     partitioner: str = setting(
-        "iid", "Who holds which examples: iid, sizes:1500,1000,500, by-label, dirichlet:0.3."
+        "iid",
+        "Who holds which examples: iid, sizes:1500,1000,500, by-label, dirichlet:0.3, or one of "
+        "Flower Datasets, flower:pathological,num-classes-per-partition=2.",
     )
-    data_dir: str = setting("", "Folder of MNIST (default: the user's cache).")
+    data_dir: str = setting("", "Folder of the data set (default: the user's cache).")
 
     @model_validator(mode="after")
     def _check_run(self) -> Self:

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_scheduling.client.learning.mnist import MnistData, load_mnist, scale_pixels
-from flower_scheduling.client.learning.models import NUM_CLASSES, NUM_PIXELS, create_model
+from flower_scheduling.client.learning.datasets import load_data
+from flower_scheduling.client.learning.images import ImageData, ImageSpec
+from flower_scheduling.client.learning.models import create_model
 from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.client.learning.training import (
     draw_minibatches,
@@ -76,8 +77,6 @@ _SUPPORTED: Final[Mapping[str, object]] = {
 
 # ``ScheduledStrategy.start`` limits a round to this, however large the deadline [s].
 _LONGEST_ROUND_S: Final = 3600.0
-_NUM_WEIGHTS: Final = NUM_CLASSES * NUM_PIXELS
-_NUM_VALUES: Final = _NUM_WEIGHTS + NUM_CLASSES
 # The matrix product for 16 models takes five times that for one.
 _MODELS_PER_EVALUATION: Final = 16
 
@@ -225,7 +224,7 @@ def client_accuracies(curve: TrainingCurve, clients: IntArray) -> FloatArray:
 class BatchedRun:
     """State of one run.
 
-    A model is one row of 7850 numbers, weights before biases, so that one operation averages it.
+    A model is one row of numbers, weights before biases, so that one operation averages it.
     """
 
     def __init__(
@@ -234,8 +233,9 @@ class BatchedRun:
         hook: BatchedHook | None,
         policy: SchedulingPolicy | None,
     ) -> None:
-        data = load_mnist(config.data_dir or None)
-        model = create_model(config.model, config.seed)
+        data = load_data(config.dataset, config.data_dir)
+        model = create_model(config.model, config.seed, data.spec)
+        self._spec = data.spec
         if config.initial_model:
             model.load(load_model(Path(config.initial_model), like=model.arrays()))
         self._config = config
@@ -243,7 +243,9 @@ class BatchedRun:
         self._model: WeightArray = np.concatenate(
             [model.views["weight"].ravel(), model.views["bias"]]
         )
-        self._updates: WeightArray = np.empty((config.num_selected, _NUM_VALUES), dtype=np.float32)
+        self._updates: WeightArray = np.empty(
+            (config.num_selected, self._model.size), dtype=np.float32
+        )
         self._data = _ClientData(config, data)
         self._evaluator = _Evaluator(data)
         self._environment = config.environment(8 * self._model.nbytes)
@@ -271,7 +273,7 @@ class BatchedRun:
                 # Whether to stop must be known now; else several models are measured at once.
                 if target > 0 and evaluator.accuracies()[-1] >= target:
                     break
-        weight, bias = _split(self._model[np.newaxis])
+        weight, bias = split_models(self._spec, self._model[np.newaxis])
         return TrainingCurve(
             config=config,
             rounds=np.array(evaluator.rounds),
@@ -373,10 +375,16 @@ class BatchedRun:
         ``repeat`` is how often the clients were asked before in this step.
         """
         data = self._data
-        weight, bias = _split(updates)
+        weight, bias = split_models(self._spec, updates)
         batches = data.minibatches(t, arms, repeat)
         loss = train_logistic(
-            weight, bias, data.pixels, data.labels, batches, self._config.learning_rate
+            weight,
+            bias,
+            data.pixels,
+            data.labels,
+            batches,
+            self._config.learning_rate,
+            normalisation=data.normalisation,
         )
         largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
         usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
@@ -388,16 +396,22 @@ class _ClientData:
 
     Attributes
     ----------
-    pixels : (60000, 784) uint8, in [0, 255]
+    pixels : (num_train, num_features) uint8, in [0, 255]
         All training images.
-    labels : (60000,) int64, in [0, 9]
+    labels : (num_train,) int64, in [0, num_classes)
         Their labels.
+    normalisation : pair of (num_features,) float32, or None
+        Mean and deviation of each feature.
     sizes : (num_clients,) int64, >= 1
         Number of examples of each client, s_k.
     """
 
-    def __init__(self, config: SimulationConfig, data: MnistData) -> None:
-        self.pixels: NDArray[np.uint8] = data.train_images.numpy().reshape(-1, NUM_PIXELS)
+    def __init__(self, config: SimulationConfig, data: ImageData) -> None:
+        self.pixels: NDArray[np.uint8] = data.train_images.numpy().reshape(
+            len(data.train_images), -1
+        )
+        self.normalisation = data.spec.flat_normalisation()
+        self._spec = data.spec
         self.labels: IntArray = data.train_labels.numpy()
         self._config = config
         self._parts = build_partition(
@@ -405,7 +419,7 @@ class _ClientData:
         )
         self.sizes: IntArray = np.array([len(part) for part in self._parts])
         if "local_accuracy" in POLICIES[config.strategy].reports:
-            self._model = create_model(config.model, config.seed)
+            self._model = create_model(config.model, config.seed, data.spec)
             indices = [torch.from_numpy(part) for part in self._parts]
             self._local_data = [(data.train_images[i], data.train_labels[i]) for i in indices]
 
@@ -426,7 +440,7 @@ class _ClientData:
 
         Parameters
         ----------
-        model : (7850,) float32
+        model : (num_weights,) float32
             Weights and biases.
         arms : (n,) int64
             The clients.
@@ -436,7 +450,7 @@ class _ClientData:
         (num_clients,) float64, in [0, 1]
             NaN for the other clients.
         """
-        weight, bias = _split(model[np.newaxis])
+        weight, bias = split_models(self._spec, model[np.newaxis])
         self._model.views["weight"][...] = weight[0]
         self._model.views["bias"][...] = bias[0]
         accuracies: FloatArray = np.full(len(self._parts), np.nan)
@@ -456,17 +470,20 @@ class _Evaluator:
         Virtual time at their end [s].
     """
 
-    def __init__(self, data: MnistData) -> None:
+    def __init__(self, data: ImageData) -> None:
         self.rounds: list[int] = []
         self.times_s: list[float] = []
-        self._pixels: WeightArray = scale_pixels(data.test_images).numpy().reshape(-1, NUM_PIXELS)
+        self._pixels: WeightArray = (
+            data.spec.scale(data.test_images).numpy().reshape(len(data.test_images), -1)
+        )
+        self._spec = data.spec
         self._labels: IntArray = data.test_labels.numpy()
         self._waiting: list[WeightArray] = []
         self._accuracies: list[float] = []
         self._losses: list[float] = []
 
     def add(self, t: int, time_s: float, model: WeightArray) -> None:
-        """Take the model of a round, (7850,) float32, which must not change afterwards."""
+        """Take the model of a round, (num_weights,) float32, which must not change afterwards."""
         self.rounds.append(t)
         self.times_s.append(time_s)
         self._waiting.append(model)
@@ -486,13 +503,13 @@ class _Evaluator:
     def _measure(self) -> None:
         if not self._waiting:
             return
-        weight, bias = _split(np.stack(self._waiting))
+        weight, bias = split_models(self._spec, np.stack(self._waiting))
         self._waiting.clear()
         images = np.arange(len(self._labels))
         with np.errstate(all="ignore"):  # a diverged model has no finite loss, and no other fault
-            logits = (weight.reshape(-1, NUM_PIXELS) @ self._pixels.T).reshape(
+            logits = (weight.reshape(-1, self._spec.num_features) @ self._pixels.T).reshape(
                 *bias.shape, -1
-            )  # (models, 10, images)
+            )  # (models, num_classes, images)
             logits += bias[:, :, np.newaxis]
             correct = np.count_nonzero(logits.argmax(axis=1) == self._labels, axis=1)
             logits -= logits.max(axis=1, keepdims=True)  # keeps exp in range
@@ -516,7 +533,14 @@ def _build_policy(config: SimulationConfig) -> SchedulingPolicy:
     return build_policy(config.strategy, **params)
 
 
-def _split(models: WeightArray) -> tuple[WeightArray, WeightArray]:
-    """Return views of weights (n, 10, 784) and biases (n, 10) of models (n, 7850)."""
-    weight = models[:, :_NUM_WEIGHTS].reshape(-1, NUM_CLASSES, NUM_PIXELS)
-    return weight, models[:, _NUM_WEIGHTS:]
+def split_models(spec: ImageSpec, models: WeightArray) -> tuple[WeightArray, WeightArray]:
+    """Return views of the weights and biases of models (n, num_weights).
+
+    Returns
+    -------
+    weight : (n, num_classes, num_features) float32
+    bias : (n, num_classes) float32
+    """
+    num_weights = spec.num_classes * spec.num_features
+    weight = models[:, :num_weights].reshape(-1, spec.num_classes, spec.num_features)
+    return weight, models[:, num_weights:]

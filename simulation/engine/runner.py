@@ -72,7 +72,7 @@ class Simulation:
         # Imported here: torch takes seconds that help texts and wrong flags can do without.
         import torch
 
-        from flower_scheduling.client.learning.mnist import load_mnist
+        from flower_scheduling.client.learning.datasets import load_data
 
         # Refuses bad settings before any work is done, or anything is written.
         self._prepared = prepare_run(
@@ -82,7 +82,7 @@ class Simulation:
         )
         torch.set_num_threads(1)  # small batches: threads cost more than they bring
         self.config = config
-        labels = load_mnist(config.data_dir or None).train_labels.numpy()
+        labels = load_data(config.dataset, config.data_dir).train_labels.numpy()
         partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
         self._refuse_infeasible_floors([len(indices) for indices in partition])
         arrays = self._prepared.arrays

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flower_scheduling.client.learning.mnist import load_mnist
+from flower_scheduling.client.learning.datasets import load_data
 from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.strategies import parse_floors
 from flower_scheduling.strategies.base import (
@@ -57,7 +57,7 @@ def linear_program(config: SimulationConfig) -> StationaryPolicyPlayer:
     config : SimulationConfig
         Settings: few clients, since every availability set is looked at, and payloads in bits.
     """
-    labels = load_mnist(config.data_dir or None).train_labels.numpy()
+    labels = load_data(config.dataset, config.data_dir).train_labels.numpy()
     partition = build_partition(config.partitioner, labels, config.num_clients, config.seed)
     sizes = [len(indices) for indices in partition]
     config.require("tau_max_s", config.tau_max_s != AUTO, "a number for the optimum")

@@ -19,7 +19,7 @@ import pytest
 from paths import ROOT
 from waiting import PATIENCE_S, RUN_S, until
 
-from flower_scheduling.client.learning.mnist import MnistData
+from flower_scheduling.client.learning.images import ImageData
 from flower_scheduling.client.link.emulation import EmulatedDevice
 from flower_scheduling.errors import SuperLinkError
 from flower_scheduling.server.cli.certificates import CertificateFolder
@@ -101,7 +101,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def superlink(
-    tmp_path_factory: pytest.TempPathFactory, mnist: MnistData
+    tmp_path_factory: pytest.TempPathFactory, mnist: ImageData
 ) -> Iterator[tuple[SuperLink, SuperNodes]]:
     """One SuperLink with three SuperNodes, for several runs."""
     folder = tmp_path_factory.mktemp("superlink")

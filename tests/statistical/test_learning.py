@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flower_scheduling.client.learning.mnist import MnistData, scale_pixels
+from flower_scheduling.client.learning.images import ImageData, scale_pixels
 from flower_scheduling.client.learning.models import create_model
 from flower_scheduling.client.learning.training import evaluate, train
 from flower_scheduling.simulation.engine.runner import Simulation
@@ -19,7 +19,7 @@ BATCH_SIZE = 2
 
 
 @pytest.fixture(scope="module")
-def central(mnist: MnistData) -> list[float]:
+def central(mnist: ImageData) -> list[float]:
     """Accuracy of plain SGD on the pooled data with minibatches of N times 2, over 8 seeds."""
     images = scale_pixels(mnist.test_images)
     accuracies = []

@@ -19,9 +19,11 @@ from flwr.clientapp.mod import fixedclipping_mod
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
+from image_files import write_cifar10, write_idx_dataset
 
 from flower_scheduling.client.app import app, create_client_app
-from flower_scheduling.client.learning.mnist import scale_pixels
+from flower_scheduling.client.learning.datasets import data_digest, load_spec
+from flower_scheduling.client.learning.images import scale_pixels
 from flower_scheduling.client.learning.models import create_model, initial_arrays
 from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.client.learning.training import evaluate, train
@@ -29,7 +31,7 @@ from flower_scheduling.client.settings import ClientSettings, TrainRequest
 from flower_scheduling.client.wire import protocol
 from flower_scheduling.client.wire.frames import Packed
 from flower_scheduling.client.wire.packing import pack, unpack
-from flower_scheduling.errors import ClientConfigError, ConfigError
+from flower_scheduling.errors import ClientConfigError, ConfigError, DataUnavailableError
 
 pytestmark = pytest.mark.usefixtures("mnist", "task_identity")
 
@@ -240,7 +242,7 @@ def test_clients_in_threads_do_not_disturb_each_other():
         ({"partition-id": -1}, {}, "node config partition-id = -1: must be at least 0"),
         ({"num-partitions": 0}, {}, "node config num-partitions = 0: must be at least 1"),
         ({}, {"model": None}, "run config model = None: is missing"),
-        ({}, {"model": "logistc"}, "model = 'logistc': must be one of logistic, cnn (did you mean"),
+        ({}, {"model": "logistc"}, "model = 'logistc': must be one of logistic, mlp, cnn, or"),
         ({}, {"model": 3}, "run config model = 3: must be a text"),
         ({}, {"batch_size": 0}, "run config batch-size = 0: must be at least 1"),
         ({}, {"batch_size": True}, "batch-size = True: must be a whole number"),
@@ -361,3 +363,37 @@ def test_messages_are_read_as_flower_reads_them() -> None:
         assert message_to_proto(ours).SerializeToString() == data
     with pytest.raises(Exception, match="parsing"):
         unpack(Packed(b"garbage"))
+
+
+def test_a_client_that_is_meant_for_another_data_set_is_refused():
+    with pytest.raises(DataUnavailableError) as caught:
+        app(request(), context({"dataset": "kmnist"}))
+    assert str(caught.value) == (
+        "this client is started for the data set kmnist, the server trains on mnist: start it with "
+        "--dataset mnist, or without"
+    )
+    app(request(), context({"dataset": "mnist"}))
+
+
+def test_a_client_whose_files_are_not_the_servers_is_refused(tmp_path):
+    write_idx_dataset(tmp_path)
+    where = context({"num-partitions": 4}, dataset="fashion-mnist", data_dir=str(tmp_path))
+    digest = data_digest("fashion-mnist", tmp_path)
+    app(request(data_digest=digest), where)
+    with pytest.raises(DataUnavailableError, match=f"digest {digest}, the server's is 0123"):
+        app(request(data_digest="0123"), where)
+
+
+def test_a_client_of_another_data_set_and_model(tmp_path, monkeypatch):
+    write_cifar10(tmp_path, monkeypatch)
+    where = context(
+        {"num-partitions": 5}, dataset="cifar10", data_dir=str(tmp_path), model="resnet18"
+    )
+    spec = load_spec("cifar10")
+    arrays = initial_arrays("resnet18", 0, spec)
+    reply = app(request(arrays=arrays), where)
+    assert reply.content[protocol.ARRAYS].keys() == arrays.keys()
+    assert reply.content[protocol.METRICS][protocol.NUM_EXAMPLES] == 60
+    again = app(request(arrays=arrays), where)
+    for key, array in reply.content[protocol.ARRAYS].items():
+        assert np.array_equal(array.numpy(), again.content[protocol.ARRAYS][key].numpy())

@@ -69,10 +69,22 @@ def test_an_address_is_host_and_port(address: str, capsys: pytest.CaptureFixture
 def test_a_data_folder_that_is_empty_and_cannot_be_written_ends_the_client_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    place = tmp_path / "data"
+    place.write_text("a file where the folder should be")
+    assert client_main([*SHARE, "--data-dir", str(place)]) == 1
+    (line,) = (text for text in capsys.readouterr().err.splitlines() if "error: " in text)
+    assert line.startswith(f"error: cannot write data to {place}")
+
+
+def test_a_data_set_that_is_named_is_loaded_before_the_client_connects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "MNIST").write_text("a file where the folder should be")
-    assert client_main([*SHARE, "--data-dir", str(tmp_path)]) == 1
+    assert client_main([*SHARE, "--data-dir", str(tmp_path), "--dataset", "mnist"]) == 1
     (line,) = (text for text in capsys.readouterr().err.splitlines() if "error: " in text)
     assert line.startswith(f"error: cannot write MNIST to {tmp_path}")
+    assert client_main([*SHARE, "--dataset", "mnits"]) == 2
+    assert "did you mean mnist?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

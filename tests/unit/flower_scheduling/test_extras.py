@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,8 @@ WITH_PAGE = {
     "server/monitoring/prometheus.py",
 }
 """Imported where a page or metrics are served, and nowhere else."""
+WITH_PARTITIONERS = {"client/learning/flower_partitions.py"}
+"""Imported where data are divided by Flower Datasets."""
 LEARNS = ("client/app.py", "client/learning/")
 """The built-in app, which other apps do without."""
 
@@ -41,6 +43,13 @@ LEARNS = ("client/app.py", "client/learning/")
 def distributions(requirements: list[str]) -> set[str]:
     names = (re.split(r"[\[<>=;~ ]", text)[0] for text in requirements)
     return {name.lower().replace("_", "-") for name in names}
+
+
+def distributions_of_modules() -> Mapping[str, list[str]]:
+    """Return what brings each module; what is not installed is named like its module."""
+    installed = packages_distributions()
+    missing = {name for modules in EXTRAS.values() for name in modules} - installed.keys()
+    return {**installed, **{name: [name.replace("_", "-")] for name in missing}}
 
 
 def imports(file: Path) -> Iterator[tuple[str, bool]]:
@@ -62,12 +71,13 @@ def imports(file: Path) -> Iterator[tuple[str, bool]]:
 
 @pytest.mark.parametrize("room", ["flower_scheduling", "client", "server", "strategies"])
 def test_what_a_client_and_a_server_import_is_declared(room: str) -> None:
-    known = packages_distributions()
+    known = distributions_of_modules()
     core = distributions(PROJECT["dependencies"])
     for file in sorted((ROOT / room).rglob("*.py")):
         name = str(file.relative_to(ROOT))
         extra = {"page"} if name in WITH_PAGE else set()
         extra |= {"zstd"} if name in WITH_ZSTD else set()
+        extra |= {"partitioners"} if name in WITH_PARTITIONERS else set()
         extra |= {"learning"} if name.startswith(LEARNS) else set()
         allowed = core.union(*(distributions(OPTIONAL[name]) for name in extra))
         for top, _ in imports(file):
@@ -78,7 +88,7 @@ def test_what_a_client_and_a_server_import_is_declared(room: str) -> None:
 
 
 def test_what_the_simulation_imports_is_declared_and_drawn_in_when_it_is_needed() -> None:
-    known = packages_distributions()
+    known = distributions_of_modules()
     core, extra = distributions(PROJECT["dependencies"]), distributions(OPTIONAL["simulation"])
     learning = distributions(OPTIONAL["learning"])
     assert learning < extra, "it plays the built-in app"
@@ -90,7 +100,7 @@ def test_what_the_simulation_imports_is_declared_and_drawn_in_when_it_is_needed(
 
 
 def test_extras_are_named_alike_everywhere() -> None:
-    known = packages_distributions()
+    known = distributions_of_modules()
     for extra, modules in EXTRAS.items():
         found = {known[module][0].lower().replace("_", "-") for module in modules}
         assert found == distributions(OPTIONAL[extra])

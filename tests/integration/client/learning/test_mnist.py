@@ -20,7 +20,8 @@ import torch
 
 from flower_scheduling.client.learning import mirrors, wheel
 from flower_scheduling.client.learning import mnist as module
-from flower_scheduling.client.learning.mnist import ensure_mnist, load_mnist, scale_pixels
+from flower_scheduling.client.learning.images import scale_pixels
+from flower_scheduling.client.learning.mnist import ensure_mnist, load_mnist
 from flower_scheduling.errors import DataUnavailableError
 
 STALL_S = 2.0  # long enough for a mirror that delivers, on a busy machine
@@ -277,18 +278,31 @@ def test_files_that_are_there_need_no_source(filled, asked):
     assert asked == []
 
 
-def test_damaged_files_are_replaced_alone(filled, asked):
+def test_absent_files_are_fetched_alone(filled, asked):
     raw = filled / "MNIST" / "raw"
-    partial, corrupted, absent, _ = (raw / name for name in CONTENTS)
-    partial.write_bytes(partial.read_bytes()[:-1])
-    corrupted.write_bytes(corrupted.read_bytes()[:-1] + b"?")
-    absent.unlink()
+    *absent, _ = (raw / name for name in CONTENTS)
+    for path in absent:
+        path.unlink()
     left = raw / ".partial-by-a-process-that-was-killed"
     left.mkdir()
     ensure_mnist(filled)
     assert stored(filled) == CONTENTS
     assert asked == [list(CONTENTS)[:3]]
     assert not left.exists()
+
+
+def test_files_that_are_not_mnists_are_named_and_stay_as_they_are(filled, asked):
+    raw = filled / "MNIST" / "raw"
+    other, absent, *_ = (raw / name for name in CONTENTS)
+    other.write_bytes(b"images of Fashion-MNIST")
+    absent.unlink()
+    before = stored(filled)
+    with pytest.raises(DataUnavailableError) as caught:
+        ensure_mnist(filled)
+    assert str(caught.value).startswith(f"{other.name} in {raw}: not MNIST as published")
+    assert "FashionMNIST/raw" in str(caught.value)
+    assert stored(filled) == before
+    assert asked == []
 
 
 def test_what_only_the_sources_checksum_fits_is_refused(tmp_path, monkeypatch, asked):
@@ -304,7 +318,7 @@ def test_a_folder_in_the_place_of_a_file(filled, asked):
     path = filled / "MNIST" / "raw" / "train-labels-idx1-ubyte"
     path.unlink()
     path.mkdir()
-    with pytest.raises(DataUnavailableError, match="cannot write MNIST to"):
+    with pytest.raises(DataUnavailableError, match="not MNIST as published, left as it is"):
         ensure_mnist(filled)
 
 
@@ -448,7 +462,7 @@ def test_scale_pixels():
 def test_a_start_with_the_files_in_place_spares_torchvisions_import(mnist):
     code = (
         "import sys; import flower_scheduling.client.app as client;"
-        "client.load_mnist(); print('torchvision' in sys.modules)"
+        "client.load_data(); print('torchvision' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,8 +9,14 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch.nn import functional
 
-from flower_scheduling.client.learning.mnist import scale_pixels
-from flower_scheduling.client.learning.models import MODELS, create_model, initial_arrays
+from flower_scheduling.client.learning.datasets import DATASETS
+from flower_scheduling.client.learning.images import MNIST_SPEC, ImageSpec, scale_pixels
+from flower_scheduling.client.learning.models import (
+    MODELS,
+    check_trainable,
+    create_model,
+    initial_arrays,
+)
 from flower_scheduling.client.learning.training import _train_module, evaluate, train
 from flower_scheduling.client.wire.arrays import decode_array, encode_array
 from flower_scheduling.errors import ClientConfigError, ConfigError, TrainingDivergedError
@@ -166,7 +172,10 @@ def test_wrong_arrays_are_named():
 
 
 def test_an_unknown_model():
-    expected = r"model = 'cn': must be one of logistic, cnn \(did you mean cnn\?\)"
+    expected = (
+        r"model = 'cn': must be one of logistic, mlp, cnn, or a classifier of torchvision\.models, "
+        r"e\.g\. resnet18 \(did you mean cnn\?\)"
+    )
     with pytest.raises(ConfigError, match=expected):
         create_model("cn")
 
@@ -332,3 +341,83 @@ def test_a_step_of_the_papers_size_makes_no_optimiser(mnist, monkeypatch):
         local_steps=1,
         rng=np.random.default_rng(0),
     )
+
+
+CIFAR10 = DATASETS["cifar10"].spec
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_take_the_shape_and_classes_of_a_data_set(name):
+    spec = ImageSpec(3, 20, 24, 47, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    model = create_model(name, 0, spec)
+    assert model.module(torch.zeros(2, 3, 20, 24)).shape == (2, 47)
+    images = torch.zeros(10, 3, 20, 24, dtype=torch.uint8)
+    labels = torch.arange(10)
+    loss = train(
+        model, images, labels, batch_size=2, learning_rate=0.1, local_steps=2, rng=rng_of(1)
+    )
+    assert loss > 0
+
+
+def rng_of(seed):
+    return np.random.default_rng(seed)
+
+
+def test_logistic_regression_on_normalised_images_equals_autograd():
+    spec = ImageSpec(3, 4, 4, 5, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    rng = rng_of(0)
+    images = torch.from_numpy(rng.integers(256, size=(20, 3, 4, 4), dtype=np.uint8))
+    labels = torch.from_numpy(rng.integers(5, size=20))
+    model = create_model("logistic", 0, spec)
+    train(model, images, labels, batch_size=4, learning_rate=0.1, local_steps=1, rng=rng_of(1))
+    batch = rng_of(1).integers(20, size=4)
+    reference = create_model("logistic", 0, spec).module
+    loss = functional.cross_entropy(reference(spec.scale(images[batch])), labels[batch])
+    loss.backward()
+    expected = -0.1 * reference.weight.grad
+    assert torch.allclose(torch.from_numpy(model.views["weight"]), expected, atol=1e-6)
+
+
+def test_an_image_that_is_too_small_for_the_cnn():
+    with pytest.raises(ConfigError, match=r"takes no images of 12 x 28 pixels \(it takes 13 x 13"):
+        create_model("cnn", 0, ImageSpec(1, 12, 28, 10))
+
+
+@pytest.mark.parametrize("spec", [MNIST_SPEC, CIFAR10], ids=["grey", "colour"])
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
+def test_classifiers_of_torchvision_are_adapted_and_repeat(name, spec):
+    rng = rng_of(0)
+    images = torch.from_numpy(rng.integers(256, size=(8, *spec.shape), dtype=np.uint8))
+    labels = torch.arange(8)
+    results = []
+    for _ in range(2):
+        model = create_model(name, 3, spec)
+        assert model.module(torch.zeros(2, *spec.shape)).shape == (2, 10)
+        check_trainable(model, 4)
+        torch.rand(1)  # what others draw from the global generator changes nothing
+        before = torch.random.get_rng_state()
+        loss = train(
+            model, images, labels, batch_size=4, learning_rate=0.01, local_steps=2, rng=rng_of(5)
+        )
+        assert torch.equal(torch.random.get_rng_state(), before)
+        results.append((loss, evaluate(model, images, labels), model.arrays()))
+    assert results[0][:2] == results[1][:2]
+    first, second = (result[2] for result in results)
+    assert all(np.array_equal(first[key].numpy(), second[key].numpy()) for key in first)
+    assert not any("num_batches_tracked" in key for key in first)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vit_b_16"])
+def test_a_classifier_that_does_not_fit_is_one_sentence(name):
+    with pytest.raises(ConfigError, match=f"model = '{name}': takes no images of 28 x 28 pixels"):
+        create_model(name)
+
+
+def test_batch_normalisation_of_one_value_is_refused_and_leaves_the_model_as_it_was():
+    model = create_model("shufflenet_v2_x0_5")
+    before = {key: view.copy() for key, view in model.views.items()}
+    check_trainable(model, 2)
+    with pytest.raises(ConfigError, match=r"in minibatches of 1$"):
+        check_trainable(model, 1)
+    assert all(np.array_equal(view, before[key]) for key, view in model.views.items())
+    assert not model.module.training

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
+from image_files import write_cifar10, write_idx_dataset
 from safetensors.numpy import save_file
 
 from flower_scheduling.client.learning.models import create_model
@@ -160,6 +161,15 @@ def test_buffered_steps_equal_the_message_path(settings):
     assert curve.accuracy == pytest.approx([r.accuracy for r in evaluated], abs=1.5e-4)
     for key, expected_weights in weights.items():
         assert curve.weights[key] == pytest.approx(expected_weights, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("dataset", ["fashion-mnist", "cifar10"])
+def test_other_data_sets_equal_the_message_path(dataset, tmp_path, monkeypatch):
+    write_idx_dataset(tmp_path)
+    write_cifar10(tmp_path, monkeypatch)
+    small = {**SMALL, "partitioner": "iid:40", "data_dir": str(tmp_path), "rounds": 20}
+    _, curve = assert_equal(make_config(dataset=dataset, learning_rate=0.01, **small))
+    assert curve.accuracy[-1] > curve.accuracy[0] or curve.accuracy[-1] > 0.5
 
 
 def test_floors_follow_the_sizes_that_are_known():
