@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,17 @@ def status(
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _PIPED_WIDTH
         console.print(status_table(answer))
+
+
+@cli.command()
+@click.argument("folder", metavar="NAME", type=click.Path(path_type=Path))
+def new(folder: Path) -> None:
+    """Write a Flower app that runs at once into the new folder NAME, to begin with."""
+    from .project.new import create_project
+
+    for path in create_project(folder):
+        click.echo(f"wrote {folder / path.name}")
+    click.echo(f"now: cd {shlex.quote(str(folder))} and read README.md")
 
 
 def _where(

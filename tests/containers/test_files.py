@@ -83,6 +83,46 @@ def volumes(service: dict[str, Any]) -> set[str]:
     return {entry["source"] for entry in service["volumes"]}
 
 
+@pytest.fixture
+def made(tmp_path: Path) -> dict[str, Any]:
+    """The services of a project that ``flower-server new`` has written."""
+    from flower_scheduling.server.cli.project.new import create_project
+
+    create_project(tmp_path / "my-fleet")
+    text = (tmp_path / "my-fleet" / "compose.yaml").read_text()
+    done = compose(text, {}, folder=tmp_path / "my-fleet")
+    assert done.returncode == 0, done.stderr
+    assert compose(text.replace("read_only:", "read-only:"), {}).returncode != 0
+    found: dict[str, Any] = json.loads(done.stdout)["services"]
+    return found
+
+
+def test_a_new_projects_services_are_hardened_and_set_flags_alone(made: dict[str, Any]) -> None:
+    from flower_scheduling.server.cli.main import cli as server_cli
+
+    assert made.keys() == {"server", "dev-0", "dev-1", "dev-2"}
+    known = {
+        f"{prefix}_{option.opts[0].strip('-').replace('-', '_').upper()}"
+        for prefix, command in (("FLOWER_CLIENT", cli), ("FLOWER_SERVER", server_cli))
+        for option in command.params
+    }
+    for name, service in made.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert {"memory", "pids"} <= service["deploy"]["resources"]["limits"].keys(), name
+        assert service["logging"]["driver"] == "json-file", name
+        assert service["pull_policy"] == "never", f"{name}: a registry may have another's image"
+        assert service["image"].endswith(":0.1.0"), name
+        assert set(service["environment"]) - known == {"OMP_NUM_THREADS"}, name
+        (app,) = (each for each in service["volumes"] if each["target"] == service["working_dir"])
+        assert app["read_only"], name
+    clients = [service["environment"] for name, service in made.items() if name != "server"]
+    for key in ("FLOWER_CLIENT_NAME", "FLOWER_CLIENT_PARTITION_ID"):
+        assert len({each[key] for each in clients}) == 3, key
+    assert list(made["dev-0"]["networks"]) == ["fleet"], "without TLS they reach nothing else"
+
+
 def test_dockerfile_is_what_hadolint_wants() -> None:
     text = (DOCKER / "Dockerfile").read_text()
     done = hadolint(text)

@@ -1,0 +1,1 @@
+"""A Flower app of one's own, written into a new folder."""
