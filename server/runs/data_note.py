@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.files import write_whole
 from flower_scheduling.strategies.flower import LOGGER
 
@@ -33,7 +35,15 @@ class DataNote(RoundCallback):
         self.data = data
 
     def on_start(self, run: Run) -> None:
-        """Write and log the note."""
+        """Write and log the note.
+
+        Raises
+        ------
+        ConfigError
+            If the run is to go on, and began on other data of that name.
+        """
+        if run.directory is not None and run.done:
+            self._check_same(run.directory.path)
         LOGGER.info(
             "data set %(dataset)s: %(train)d training and %(test)d test images of %(size)s, "
             "%(classes)d classes",
@@ -42,3 +52,15 @@ class DataNote(RoundCallback):
         if run.directory is not None:
             with run.directory.tolerating("note of the data set"):
                 write_whole(run.directory.path / DATA, json.dumps(dict(self.data)) + "\n")
+
+    def _check_same(self, run_dir: Path) -> None:
+        try:
+            digest = json.loads((run_dir / DATA).read_text(encoding="utf-8"))["digest"]
+        except (OSError, ValueError, KeyError, TypeError):  # earlier versions wrote none
+            return
+        if digest != self.data["digest"]:
+            message = (
+                f"the run began on other files of {self.data['dataset']} "
+                f"(digest {digest}, now {self.data['digest']})"
+            )
+            raise ConfigError("resume", str(run_dir), message)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from image_files import write_idx_dataset
 
+from flower_scheduling.client.learning import datasets
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.runs.data_note import DATA
 from flower_scheduling.simulation.cli import main
@@ -58,6 +59,11 @@ def test_a_run_on_another_data_set_is_resumed_on_that_alone(
     assert "dataset = 'fashion-mnist', not 'kmnist'" in capsys.readouterr().err
     assert main(["--resume", str(run_dir), "--rounds", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 4
+    write_idx_dataset(tmp_path, seed=1)
+    datasets._load.cache_clear()
+    datasets._digest.cache_clear()
+    assert main(["--resume", str(run_dir), "--rounds", "5"]) == 2
+    assert "the run began on other files of fashion-mnist" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
