@@ -130,7 +130,11 @@ def test_a_partition_follows_from_its_seed():
             "partitioner = 'iidd': must be one of iid, sizes, by-label, dirichlet, own-labels, flower"
             " (did you mean iid?)",
         ),
-        ("zzz", 2, "partitioner = 'zzz': must be one of iid, sizes, by-label, dirichlet, own-labels"),
+        (
+            "zzz",
+            2,
+            "partitioner = 'zzz': must be one of iid, sizes, by-label, dirichlet, own-labels",
+        ),
         ("iid", 0, "num-partitions = 0: must be at least 1"),
         ("iid", 7000, "6000 samples are too few for 7000 parts"),
         ("iid:0", 2, "a size of 0 samples: must be at least 1"),
