@@ -49,7 +49,16 @@ from .wire.compression import (
 )
 from .wire.packing import pack, unpack
 
-__all__ = ["LOGGER", "AppRunner", "Worker", "encodable"]
+__all__ = [
+    "LOGGER",
+    "AppRunner",
+    "Worker",
+    "checked_reply",
+    "describe",
+    "encodable",
+    "end_child",
+    "unregistered_kind",
+]
 
 LOGGER = logging.getLogger("flwr.scheduling.client")  # Flower's handlers and level serve
 
@@ -131,7 +140,7 @@ class AppRunner:
             self._log_idle(kind, packed)
         except BaseException as error:  # whatever it is, the message fails and not the client
             if os.getpid() != process:
-                _end_child(error)
+                end_child(error)
             return self._failure(work, error)
         if (size := len(packed) + packed.saved) > min(
             work.max_reply_bytes, self._max_message_bytes
@@ -168,7 +177,7 @@ class AppRunner:
         try:
             state: bytes = recorddict_to_proto(self._context.state).SerializeToString()
         except Exception as error:  # protobuf raises many kinds, for one beyond 2 GiB
-            LOGGER.error("context.state is lost: %s", _describe(error))
+            LOGGER.error("context.state is lost: %s", describe(error))
             return b""
         return _RUN_ID.pack(self._context.run_id) + state
 
@@ -187,7 +196,7 @@ class AppRunner:
 
     def _failure(self, work: wire.Work, error: BaseException) -> wire.Packed:
         """Log what the app raised, and return the reply that says so."""
-        text = _describe(error)
+        text = describe(error)
         if isinstance(error, DataUnavailableError):
             self.fault = error
         else:
@@ -195,7 +204,7 @@ class AppRunner:
         return _error_reply(work, text)
 
     def _log_error(self, error: BaseException, text: str) -> None:
-        if (kind := _unregistered(error)) is not None:
+        if (kind := unregistered_kind(error)) is not None:
             LOGGER.info("this app answers no %s messages", kind)
             return
         trace = ""
@@ -256,7 +265,7 @@ class Worker:
             try:
                 return self._jobs.get()
             except BaseException as error:  # in the main thread: a signal handler of the app's
-                LOGGER.warning("between two messages the app raised %s", _describe(error))
+                LOGGER.warning("between two messages the app raised %s", describe(error))
 
     def _deliver(self) -> None:
         while self._done:
@@ -269,11 +278,22 @@ def encodable(text: str) -> str:
 
 
 def _pack_reply(reply: Message, encoder: Encoder | None) -> wire.Packed:
+    return pack(checked_reply(reply), encoder=encoder)
+
+
+def checked_reply(reply: object) -> Message:
+    """Return what a ClientApp has answered, if it can be sent.
+
+    Raises
+    ------
+    TypeError
+        If it is no message, or has an array of a type that numpy does not know.
+    """
     if not isinstance(reply, Message):
         raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
     if reply.has_content():
         _check_dtypes(reply.content)
-    return pack(reply, encoder=encoder)
+    return reply
 
 
 def _shares(work: wire.Work, message: Message, kind: str) -> tuple[float, float]:
@@ -294,7 +314,7 @@ def _error_reply(work: wire.Work, reason: str) -> wire.Packed:
     return pack(Message(error, reply_to=message))
 
 
-def _end_child(error: BaseException) -> NoReturn:
+def end_child(error: BaseException) -> NoReturn:
     """End a process that the app has forked: it must not go on as a second client."""
     code = error.code if isinstance(error, SystemExit) else 1
     if not isinstance(error, SystemExit) or isinstance(code, str):
@@ -323,7 +343,7 @@ def _is_readable(dtype: str) -> bool:
         return False
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Return kind and text of any exception as a reason that a message takes."""
     try:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -335,7 +355,7 @@ def _describe(error: BaseException) -> str:
     return encodable(text[: _MAX_REASON_LENGTH - len(hint)] + hint)
 
 
-def _unregistered(error: BaseException) -> str | None:
+def unregistered_kind(error: BaseException) -> str | None:
     """Return the kind of message that an app has no function for, as is usual for queries."""
     found = _UNREGISTERED.match(str(error)) if isinstance(error, ValueError) else None
     return found and found[1]

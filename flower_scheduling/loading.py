@@ -19,7 +19,7 @@ _LIBRARIES: Final = [
 ]
 
 
-def load_object(path: str, kind: type[Any], key: str) -> Any:
+def load_object(path: str, kind: type[Any], key: str, folder: Path | None = None) -> Any:
     """Import what a setting names.
 
     Parameters
@@ -31,6 +31,8 @@ def load_object(path: str, kind: type[Any], key: str) -> Any:
         What the attribute must be: an instance of it, or for ``type`` a class.
     key : str
         The setting, for errors.
+    folder : Path, optional
+        Where modules are looked for first.
 
     Raises
     ------
@@ -43,6 +45,8 @@ def load_object(path: str, kind: type[Any], key: str) -> Any:
         raise ConfigError(key, path, "must be MODULE:ATTRIBUTE")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, "")
+    if folder is not None and str(folder.resolve()) not in sys.path:
+        sys.path.insert(0, str(folder.resolve()))
     try:
         if module_name.endswith(".py"):
             module = _from_file(module_name)
@@ -53,7 +57,8 @@ def load_object(path: str, kind: type[Any], key: str) -> Any:
         reason = f"{type(error).__name__}: {text}{_place(error)}"
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            reason += f"; the current folder is {Path.cwd()}"
+            where = "the current folder" if folder is None else "its folder"
+            reason += f"; {where} is {(folder or Path.cwd()).resolve()}"
         raise ConfigError(key, path, f"cannot be imported: {reason}") from error
     try:
         found = getattr(module, attribute)

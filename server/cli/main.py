@@ -22,14 +22,14 @@ from flower_scheduling.errors import ConfigError
 from flower_scheduling.help_sections import HelpfulGroup
 from flower_scheduling.schema import kebab
 from flower_scheduling.strategies.flower import LOGGER
-from flower_scheduling.strategies.flower.wrapped import is_round_line
 
 from ..monitoring.status import status_table
 from ..page.process import TOKEN_VARIABLE
 from ..runs.directory import STARTS, default_run_dir
 from ..runs.resume import continued_settings, resumed_settings
 from ..runtimes.fleet_server import run_fleet
-from ..settings.fleet import ELSEWHERE, OF_ANY_APP, FleetConfig
+from ..runtimes.other_app import FlowerLines
+from ..settings.fleet import OF_ANY_APP, FleetConfig, set_by_the_app
 from ..settings.run import idle_settings
 from .operator import operator_channel, read_status
 from .options import given_settings, resume_option, run_command, settings_options
@@ -85,7 +85,7 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     LOGGER.setLevel(logging.INFO)
     flower = logging.getLogger("flwr")
     flower.setLevel(logging.INFO if config.app else logging.WARNING)
-    flower_handlers, flower.handlers = flower.handlers, [_FlowerLines()]
+    flower_handlers, flower.handlers = flower.handlers, [FlowerLines()]
     for line in [] if config.app else idle_settings(given, [config.strategy]):
         LOGGER.warning(line)
     try:
@@ -137,9 +137,7 @@ def _refuse_idle_flags(context: click.Context, flags: dict[str, Any]) -> None:
     for name, value in flags.items():
         source = context.get_parameter_source(name)  # the environment may be meant for other runs
         if kebab(name) not in OF_ANY_APP and source is ParameterSource.COMMANDLINE:
-            where = ELSEWHERE.get(kebab(name), "its own settings, [tool.flwr.app.config]")
-            message = f"has no effect with --app: that app sets it in {where}"
-            raise ConfigError(kebab(name), value, message)
+            raise set_by_the_app(kebab(name), value)
 
 
 def _refuse_unknown_variables(context: click.Context) -> None:
@@ -151,14 +149,6 @@ def _refuse_unknown_variables(context: click.Context) -> None:
         known |= {f"{own}{each.name.upper()}" for each in command.params if each.name}
     known |= {f"{prefix}CONTINUE", TOKEN_VARIABLE}  # the first one's parameter has another name
     check_environment(_PREFIX, known)
-
-
-class _FlowerLines(logging.Handler):
-    """Flower's lines, those of the app among them, go where ours go: to the run's log as well."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not is_round_line(record):
-            LOGGER.handle(record)
 
 
 def _handler(console: Console) -> logging.Handler:

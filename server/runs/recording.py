@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from flower_scheduling.strategies.flower import LOGGER, StartedRun
 from ..callbacks import RoundCallback, Run, following
 from ..monitoring.trackers import Trackers
 from ..monitoring.trackers.catalog import require_trackers, tracker_names
-from ..settings.fleet import APP_CONFIG, APP_FOLDER, OF_ANY_APP, FleetConfig
+from ..settings.fleet import APP_CONFIG, APP_FOLDER, OF_ANY_APP
 from ..settings.run import ServerConfig
 from .directory import RunDirectory, load_model, start_folder
 from .model_files import describe_model
@@ -197,11 +197,12 @@ def record_own(
 
 
 def record_app(
-    config: FleetConfig | None = None,
+    config: ServerConfig | None = None,
     run_config: Mapping[str, Any] | None = None,
     callbacks: Callable[[], Sequence[RoundCallback]] = tuple,
     *,
     resume: bool = False,
+    concerned: Collection[str] = OF_ANY_APP,
 ) -> Recording:
     """Return the follower of the runs of another app.
 
@@ -209,33 +210,38 @@ def record_app(
 
     Parameters
     ----------
-    config : FleetConfig, optional
-        The server's settings; without them what the app has asked for with ``run_dir`` counts.
+    config : ServerConfig, optional
+        Settings of the program that runs the app; without them what the app has asked for with
+        ``run_dir`` counts.
     run_config : mapping, optional
         Run configuration of the app, where it is known.
     callbacks : callable
         Returns what follows a run.
     resume : bool
-        Whether to go on with the run in the server's ``run-dir``.
+        Whether to go on with the run in that program's ``run-dir``.
+    concerned : collection of str
+        Keys of those of its settings that concern the app, for ``config.toml``.
     """
+    home = Path.cwd()  # an app may go elsewhere
 
     def plan_run(started: StartedRun) -> RunPlan:
         asked = started.strategy.recording
         if config is None:
-            own, wanted, base = FleetConfig(), asked.resume, Path(asked.run_dir).absolute()
+            own, wanted, base = ServerConfig(), asked.resume, Path(asked.run_dir).absolute()
             number = _FINISHED[base] + 1
         else:
             own, wanted, base = config, resume, Path(config.run_dir)
             number = recording.num_started
             if asked.run_dir:
-                text = "run_dir = %r of the app has no effect: the server's --run-dir is %s"
+                text = "run_dir = %r of the app has no effect: --run-dir is %s"
                 LOGGER.warning(text, asked.run_dir, base)
         folder = start_folder(base, number)
-        going_on = wanted and (folder / "config.toml").exists()
+        place = home / folder
+        going_on = wanted and (place / "config.toml").exists()
         tracker = own.tracker or asked.tracker
         require_trackers(tracker, str(folder))
         every = own.checkpoint_every
-        if every == FleetConfig().checkpoint_every:
+        if every == ServerConfig().checkpoint_every:
             every = asked.checkpoint_every
         try:
             started.strategy.require_savable()
@@ -254,24 +260,25 @@ def record_app(
             "checkpoint-every": every,
             "checkpoint-required": own.checkpoint_required,
         }
-        fleet = {} if config is None else config.to_mapping()
-        settings: dict[str, Any] = {key: fleet[key] for key in fleet if key in OF_ANY_APP}
+        given = {} if config is None else config.to_mapping()
+        settings: dict[str, Any] = {key: given[key] for key in given if key in concerned}
         settings |= essential
         if config is not None:
-            settings[APP_FOLDER] = str(Path.cwd())
+            settings[APP_FOLDER] = str(home)
         if run_config:
             settings[APP_CONFIG] = dict(run_config)
             if going_on:
-                _log_changes(read_settings(folder).get(APP_CONFIG, {}), run_config)
+                _log_changes(read_settings(place).get(APP_CONFIG, {}), run_config)
         return RunPlan(
             settings,
             essential,
-            folder,
+            place,
             base if config is None else None,
             resume=going_on,
             tracker=tracker,
             checkpoint_every=every,
             disk_required=own.checkpoint_required,
+            target_accuracy=own.target_accuracy,
         )
 
     recording = Recording(plan_run, callbacks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -203,7 +203,10 @@ def load_checkpoint(
 
 
 def resumed_settings(
-    run_dir: Path, given: Mapping[str, Any], kind: type[Settings]
+    run_dir: Path,
+    given: Mapping[str, Any],
+    kind: type[Settings],
+    of_app: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the settings of a run that is to go on: its own, and those given that may differ.
 
@@ -215,6 +218,9 @@ def resumed_settings(
         Settings from the command line.
     kind : type of Settings
         What the command takes.
+    of_app : collection of str
+        Of the run of another app, the keys that the command goes on with; by default those of
+        ``flower-server``.
 
     Raises
     ------
@@ -223,8 +229,10 @@ def resumed_settings(
     """
     before = read_settings(run_dir)
     if WRAPPED in before:
-        before = _of_other_app(run_dir, before)
-        kind = FleetConfig
+        if not of_app:
+            _require_fleet(run_dir, before)
+            kind = FleetConfig
+        of_app = of_app or OF_ANY_APP
     elif before.keys() - kind.settings().keys() and kind.settings().keys() - before.keys():
         other = "python -m simulation" if "scenario" in before else "flower-server"
         raise ConfigError("resume", str(run_dir), f"must be a run of this command, not of {other}")
@@ -234,6 +242,8 @@ def resumed_settings(
         )
     known = {key: field.default for key, field in kind.settings().items()} | before
     check_same_settings(run_dir, {key: known[key] for key in given if key in known}, given)
+    if WRAPPED in before:
+        before = {key: value for key, value in before.items() if key in of_app}
     return {**before, **given, "run-dir": str(run_dir)}
 
 
@@ -262,18 +272,15 @@ def continued_settings(run_dir: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     return {**now, "run-dir": str(run_dir)}
 
 
-def _of_other_app(run_dir: Path, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``flower-server`` in those of a run of another app.
-
-    Raises
-    ------
-    ConfigError
-        If that run was not one of ``flower-server``.
-    """
-    if not before.get("app"):
+def _require_fleet(run_dir: Path, before: Mapping[str, Any]) -> None:
+    """Refuse a run of another app that was not one of ``flower-server``."""
+    message = ""
+    if "num-clients" in before:
+        message = "must be a run of this command, not of python -m simulation"
+    elif not before.get("app"):
         message = "is a run of an app of its own: start that with ScheduledStrategy(resume=True)"
+    if message:
         raise ConfigError("resume", str(run_dir), message)
-    return {key: value for key, value in before.items() if key in OF_ANY_APP}
 
 
 def read_settings(run_dir: Path) -> dict[str, Any]:

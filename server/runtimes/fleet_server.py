@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from flwr.app import Context, RecordDict, UserConfig
-from flwr.serverapp import ServerApp
 
-from flower_scheduling._flwr import SUPERLINK_NODE_ID, flatten_dict
+from flower_scheduling._flwr import SUPERLINK_NODE_ID
 from flower_scheduling.allocator import keep_heaps
 from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import server_credentials
-from flower_scheduling.errors import ConfigError, SchedulingError, ServerAppError, nearest
 from flower_scheduling.extras import require_extra
-from flower_scheduling.loading import load_object
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, followed_by
-from flower_scheduling.user_config import read_user_config
 
 from ..app import create_app, prepare_run
 from ..callbacks import RoundCallback
@@ -33,16 +26,12 @@ from ..monitoring.trackers.catalog import require_trackers
 from ..page.process import page_process
 from ..runs.directory import ensure_empty, lock_run
 from ..runs.recording import record_app
-from ..runs.resume import read_settings
 from ..runs.run_id import RunIdNote, noted_run_id
-from ..settings.fleet import APP_FOLDER, FleetConfig
+from ..settings.fleet import FleetConfig
 from ..transport.deny_list import DenyList
 from ..transport.grid import StreamGrid
+from .other_app import UNSCHEDULED, app_config, file_of, load_server_app, run_server_app
 from .signals import stoppable
-
-PYPROJECT: Final = "pyproject.toml"
-"""File of a Flower app's settings."""
-_FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def run_fleet(
@@ -86,8 +75,8 @@ def run_fleet(
 
     if config.app:
         require_trackers(config.tracker, config.run_dir)
-        server_app = _load_app(config.app, Path(config.run_dir) if resume else None)
-        run_config = app_config(Path(), config.run_config, _file_of(config.app))
+        server_app = load_server_app(config.app, Path(config.run_dir) if resume else None)
+        run_config = app_config(Path(), config.run_config, file_of(config.app))
         recording = record_app(config, run_config, callbacks, resume=resume)
     else:
         prepared = prepare_run(config)  # refuses bad settings before a client can connect
@@ -98,11 +87,7 @@ def run_fleet(
     def begin() -> None:
         deny_list.begin()
         if recording is not None and not recording.num_started:
-            LOGGER.warning(
-                "%s trains without ScheduledStrategy: nothing is scheduled or recorded. Wrap its "
-                "strategy: ScheduledStrategy(strategy, num_selected=..., tau_max_s=...)",
-                config.app,
-            )
+            LOGGER.warning(UNSCHEDULED, config.app)
 
     keep_heaps()
     grid = StreamGrid(
@@ -134,23 +119,11 @@ def run_fleet(
                 server_app(grid, context)
                 return
             with followed_by(recording):
-                _run_app(server_app, config.app, grid, context)
+                run_server_app(server_app, config.app, grid, context)
     if not recording.num_started:
         LOGGER.warning(
             "the app has started no ScheduledStrategy: nothing was scheduled or recorded"
         )
-
-
-def _load_app(path: str, run_dir: Path | None) -> ServerApp:
-    """Import another app; a run that goes on may have begun in another folder."""
-    try:
-        app: ServerApp = load_object(path, ServerApp, "app")
-    except ConfigError as error:
-        began = "" if run_dir is None else str(read_settings(run_dir).get(APP_FOLDER, ""))
-        if began in ("", str(Path.cwd())):  # earlier versions did not note it
-            raise
-        raise ConfigError("app", path, f"{error.message}, the run began in {began}") from None
-    return app
 
 
 def _check_run_dir(run_dir: Path, *, resume: bool) -> None:
@@ -159,35 +132,6 @@ def _check_run_dir(run_dir: Path, *, resume: bool) -> None:
         lock_run(run_dir).release()
     else:
         ensure_empty(run_dir)
-
-
-def _run_app(server_app: ServerApp, path: str, grid: StreamGrid, context: Context) -> None:
-    """Run a ServerApp whose code is not ours, ``path``: a fault of it is one line."""
-    try:
-        server_app(grid, context)
-    except SchedulingError:  # it says what is wrong
-        raise
-    except OSError as error:
-        if error.errno in _FULL_DISK:  # the app has no part in it
-            raise
-        raise _app_error(path, error, context.run_config) from None
-    except Exception as error:
-        raise _app_error(path, error, context.run_config) from None
-
-
-def _app_error(path: str, error: Exception, run_config: UserConfig) -> ServerAppError:
-    LOGGER.error("the ServerApp failed", exc_info=error)
-    text = f"{path} raised {type(error).__name__}: {error}"
-    if isinstance(error, KeyError) and not run_config:
-        text += f" ({_no_config(Path.cwd())}, so the run configuration is empty)"
-    return ServerAppError(text)
-
-
-def _file_of(app: str) -> Path | None:
-    """Return the file of an app that was loaded, ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE``."""
-    name = app.rpartition(":")[0]
-    file = name if name.endswith(".py") else getattr(sys.modules.get(name), "__file__", None)
-    return Path(file) if file else None
 
 
 @contextmanager
@@ -202,64 +146,3 @@ def _metrics(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Iterato
         host = parse_address("metrics", address, any_port=True).host
         LOGGER.info("metrics at http://%s/metrics", join_host_port(host, metrics.port))
         yield
-
-
-def app_config(folder: Path, overrides: str = "", code: Path | None = None) -> UserConfig:
-    """Return the run configuration of the Flower app in a folder, as ``flwr run`` would.
-
-    Parameters
-    ----------
-    folder : Path
-        With the app's ``pyproject.toml``, if there is one.
-    overrides : str
-        As ``--run-config`` takes it: values for keys that the file names.
-    code : Path, optional
-        File of the ServerApp: without a Flower app in ``folder`` that counts in which it is.
-
-    Returns
-    -------
-    dict
-        ``[tool.flwr.app.config]`` of the file, nested keys joined by dots; empty where there is
-        none.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, a value is no number, truth value or text, or a key is
-        overridden that the file does not name.
-    """
-    folder = folder.resolve()
-    file = folder / PYPROJECT
-    config: UserConfig = {}
-    for place in [folder, *(code.resolve().parents if code is not None else ())]:
-        if (found := _read_app(place / PYPROJECT)) is not None:
-            file, config = place / PYPROJECT, found
-            break
-    if not config:
-        LOGGER.info("%s: the run configuration is empty", _no_config(folder))
-    elif file.parent != folder:
-        LOGGER.info("run configuration of %s", file)
-    given = read_user_config("run-config", overrides) if overrides else {}
-    for key in sorted(given.keys() - config.keys()):
-        message = f"{key} is not in [tool.flwr.app.config] of {file}"
-        raise ConfigError("run-config", overrides, message, nearest(key, config))
-    return {**config, **given}
-
-
-def _read_app(file: Path) -> UserConfig | None:
-    """Return the configuration of the Flower app of a project; ``None``: it is of no such app."""
-    try:
-        found: Any = tomllib.loads(file.read_text(encoding="utf-8"))
-        for key in ("tool", "flwr", "app"):
-            found = found.get(key, {})
-        return flatten_dict(found.get("config")) if found else None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a table is none
-        raise ConfigError(
-            PYPROJECT, str(file), f"must be a Flower app's settings ({error})"
-        ) from None
-
-
-def _no_config(folder: Path) -> str:
-    return f"no [tool.flwr.app.config] was found in {folder}"

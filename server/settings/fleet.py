@@ -79,6 +79,12 @@ ELSEWHERE: Final = {
 """Where another app sets what has no effect on it as a flag."""
 
 
+def set_by_the_app(key: str, value: object) -> ConfigError:
+    """Return the error for a flag of ours that was given for another app."""
+    where = ELSEWHERE.get(key, "its own settings, [tool.flwr.app.config]")
+    return ConfigError(key, value, f"has no effect with --app: that app sets it in {where}")
+
+
 class FleetConfig(ServerConfig, CompressionSettings):
     """The settings of a run, and how clients reach it."""
 

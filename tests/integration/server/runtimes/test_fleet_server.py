@@ -13,7 +13,8 @@ from waiting import PATIENCE_S, until
 
 from flower_scheduling.client.stream import StreamClient
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.server.runtimes.fleet_server import app_config, run_fleet
+from flower_scheduling.server.runtimes.fleet_server import run_fleet
+from flower_scheduling.server.runtimes.other_app import app_config
 from flower_scheduling.server.settings.fleet import FleetConfig
 
 PYPROJECT = """
