@@ -2,7 +2,7 @@
 
 from .arm_table import Arm, ArmTable
 from .buffer.channel_grid import ChannelGrid
-from .following import Follower, RecordingOptions, StartedRun, followed_by
+from .following import Follower, RecordingOptions, StartedRun, followed_by, overriding
 from .grids import OwnGrid
 from .rate_limited_log import RateLimitedLog
 from .record import (
@@ -54,4 +54,5 @@ __all__ = [
     "enough_are_in",
     "failure_kind",
     "followed_by",
+    "overriding",
 ]

@@ -1,11 +1,13 @@
-"""Followers: what a runtime puts around every run that a :class:`.ScheduledStrategy` starts."""
+"""What a runtime does to the runs of an app: follow them, and have them set up otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias
 
 from flwr.app import ArrayRecord
 
@@ -86,6 +88,10 @@ class StartedRun:
 Follower: TypeAlias = Callable[[StartedRun], AbstractContextManager[Any]]
 """Follows a run from before its first round to its end, whatever ends it."""
 
+_Parameters = ParamSpec("_Parameters")
+_POLICY: Final = "policy"
+_STOP: Final = "stop_when"
+_overrides: list[Mapping[str, Any]] = []  # the last one counts, as of the next
 _followers: list[Follower] = []  # the last one counts; of all threads: an app may start in any
 
 
@@ -111,3 +117,54 @@ def follow(run: StartedRun, options: RecordingOptions) -> AbstractContextManager
     from flower_scheduling.server.runs.recording import record_app
 
     return record_app()(run)
+
+
+# --- other settings ------------------------------------------------------------------------------
+
+
+@contextmanager
+def overriding(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Build each :class:`.ScheduledStrategy` inside the context with other settings.
+
+    Parameters
+    ----------
+    settings : mapping
+        Arguments of :class:`.ScheduledStrategy` by name; what is none of these is the policy's.
+        With another ``policy`` the parameters of the app's own are dropped. A ``stop_when`` is
+        asked beside the app's.
+    """
+    _overrides.append(settings)
+    try:
+        yield
+    finally:
+        _overrides.remove(settings)
+
+
+def overridable(init: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
+    """Let :func:`overriding` have its way with the arguments of a strategy's ``__init__``."""
+    signature = inspect.signature(init)
+    own = next(each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD)
+
+    @wraps(init)
+    def changed(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
+        if not _overrides:
+            init(*args, **kwargs)
+            return
+        call, settings = signature.bind(*args, **kwargs), dict(_overrides[-1])
+        given: dict[str, Any] = call.arguments
+        params = {} if _POLICY in settings else dict(given.get(own, {}))
+        if _STOP in settings and given.get(_STOP) is not None:
+            settings[_STOP] = _either(given[_STOP], settings[_STOP])
+        for key, value in settings.items():
+            if key in signature.parameters:
+                given[key] = value
+            else:
+                params[key] = value
+        given[own] = params
+        init(*call.args, **call.kwargs)
+
+    return changed
+
+
+def _either(first: Callable[..., bool], second: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda record: first(record) or second(record)

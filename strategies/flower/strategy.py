@@ -24,7 +24,7 @@ from ..fairness import FloorRule
 from .arm_table import ArmTable
 from .buffer.steps import BufferedStep, BufferOptions, Channels
 from .client_evaluation import AVAILABLE, ClientEvaluation
-from .following import RecordingOptions, StartedRun, follow
+from .following import RecordingOptions, StartedRun, follow, overridable
 from .membership import Membership
 from .own_start import StartCall, StartGuide
 from .policy_runner import PolicyLike, PolicyRunner
@@ -202,6 +202,7 @@ class ScheduledStrategy(Strategy):
     >>> result = strategy.start(grid, initial_arrays, num_rounds=100)
     """
 
+    @overridable
     def __init__(
         self,
         strategy: Strategy,
