@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +31,14 @@ from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import idle_settings
 from flower_scheduling.startup import without_collection
 
+from .engine.apps.settings import (
+    AppConfig,
+    AppSettings,
+    app_config_of,
+    is_app_run,
+    names_app,
+    resumed_app_config,
+)
 from .program import processes_option, program_name, strategies_option
 from .settings import SCENARIOS, SimulationConfig
 from .terminal.progress import RunProgress
@@ -51,6 +59,7 @@ _OF_THE_PAPER = {
     "ideal": ("random", "round-robin", "local-accuracy", "cs-ucb"),
     "non-ideal": ("random", "round-robin", "local-accuracy", "modified-cs-ucb", "cs-ucb-q"),
 }
+_COMPARED_OF_APP = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
 # Imported when they are called: a run needs none of them.
 _COMMANDS = {
     "benchmark": ("benchmark.cli", "benchmark"),  # an earlier name of the league
@@ -88,6 +97,13 @@ def _shown_default(key: str, default: object) -> str:
     return ", ".join(presets) or str(default)
 
 
+def _options(without: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Return a decorator that adds the settings of simulations, an app's among them."""
+    of_app = settings_options(AppSettings, lambda key, default: str(default))
+    others = settings_options(SimulationConfig, _shown_default, without=without)
+    return lambda command: others(of_app(command))
+
+
 _json = click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 
 
@@ -102,7 +118,7 @@ def _compared() -> str:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_version())
-@settings_options(SimulationConfig, _shown_default)
+@_options()
 @_json
 @resume_option
 @click.option(
@@ -137,13 +153,12 @@ def cli(
             raise click.UsageError(f"--{misplaced[0]} belongs behind {context.invoked_subcommand}")
         return
     if resume is not None:
-        settings = resumed_settings(resume, given_settings(flags), SimulationConfig)
-        config = SimulationConfig.from_mapping(settings)
+        config = _resume(resume, given_settings(flags))
         with _page(resume, page):
             _run([config], resume, as_json, resume=True)
         return
     config = _resolve(flags)
-    run_dir = Path(config.run_dir or default_run_dir(config.strategy))
+    run_dir = Path(config.run_dir or default_run_dir(config.label))
     ensure_empty(run_dir)
     _warn_of_idle(flags, [config.strategy])
     with _page(run_dir, page):
@@ -171,7 +186,7 @@ def _page(run_dir: Path, address: str | None) -> Iterator[None]:
     help="The paper's own comparison: without our policies, and with local-accuracy, which takes "
     "minutes, as it measures all data of its clients in each round.",
 )
-@settings_options(SimulationConfig, _shown_default, without=["strategy"])
+@_options(without=["strategy"])
 @_json
 @processes_option
 def compare(
@@ -185,9 +200,16 @@ def compare(
     if paper and strategies:
         raise click.UsageError("--paper names the policies by itself: leave out --strategy")
     config = _resolve(flags)
-    names = strategies or list((_OF_THE_PAPER if paper else _COMPARED)[config.scenario])
+    default = (_OF_THE_PAPER if paper else _COMPARED)[config.scenario]
+    if isinstance(config, AppConfig):
+        config.require_same_draws()
+        default = _COMPARED_OF_APP
+    names = strategies or list(default)
     base = Path(config.run_dir or default_run_dir("compare"))
-    configs = [config.changed(strategy=name, run_dir=str(base / file_name(name))) for name in names]
+    configs = [
+        _resolve({**flags, "strategy": name, "run_dir": str(base / file_name(name))})
+        for name in names
+    ]
     _warn_of_idle(flags, names)
     _run(configs, base, as_json, processes=processes)
 
@@ -198,9 +220,19 @@ def _warn_of_idle(flags: dict[str, Any], policies: list[str]) -> None:
         click.echo(f"warning: {line}", err=True)
 
 
+def _resume(run_dir: Path, given: dict[str, Any]) -> SimulationConfig:
+    """Return the settings of a run that is to go on."""
+    if is_app_run(run_dir):
+        return resumed_app_config(run_dir, given)
+    settings = resumed_settings(run_dir, given, SimulationConfig)
+    return SimulationConfig.from_mapping(settings)
+
+
 def _resolve(flags: dict[str, Any]) -> SimulationConfig:
     """Lay the flags over the scenario over the defaults."""
     given = given_settings(flags)
+    if names_app(given):
+        return app_config_of(given)
     preset = SCENARIOS.get(given.get("scenario", SimulationConfig().scenario), {})
     return SimulationConfig.from_mapping({**preset, **given})
 
@@ -218,21 +250,28 @@ def _run(
         ensure_empty(folder)
     errors = Console(stderr=True)
     log_warnings_to(errors)
-    with errors.status("loading the data set and the clients"), without_collection():
-        from .engine.runner import Simulation
+    of_app = isinstance(configs[0], AppConfig)
+    apart = len(configs) > 1 and (of_app or processes > 1)
+    what = "the app" if of_app else "the data set and the clients"
+    with errors.status(f"loading {what}"), without_collection():
+        from .engine.simulations import create_simulation
 
-        # All of them first: what is wrong is refused before anything is written.
-        simulations = [Simulation(config) for config in configs]
+        # All of them first: what is wrong is refused before anything is written. Of an app each is
+        # loaded in its own process.
+        simulations = [
+            create_simulation(config, resume=resume) for config in configs if not (of_app and apart)
+        ]
     results = []
-    with RunProgress(errors, {each.strategy: each.rounds for each in configs}) as progress:
-        if min(processes, len(configs)) > 1:
+    rounds = {each.label: None if of_app else each.rounds for each in configs}
+    with RunProgress(errors, rounds) as progress:
+        if apart:
             from .engine.side_by_side import simulate_side_by_side
 
-            results = simulate_side_by_side(configs, processes, progress)
+            results = simulate_side_by_side(configs, processes, progress, apart=of_app)
         else:
             for simulation in simulations:
-                with stoppable(between_rounds=True) as stop:
-                    hooks = [progress.hook(simulation.config.strategy), stop]
+                with stoppable(between_rounds=not of_app) as stop:
+                    hooks = [progress.hook(simulation.config.label), stop]
                     results.append(simulation.run(hooks, resume=resume))
 
     from .terminal.tables import print_tables
@@ -243,11 +282,19 @@ def _run(
 
         figures = draw_figures(results, folder / "figures")
     if as_json:
-        summaries = [{"run_dir": r.config.run_dir, **r.summary} for r in results]
+        summaries = [
+            {**({"run_dir": r.config.run_dir} if r.scheduled else {}), **r.summary} for r in results
+        ]
         single = configs[0].run_dir == str(folder)
         print(json.dumps(summaries[0] if single else summaries))
+    elif not results[0].scheduled:  # nothing is recorded
+        numbers = results[0].summary
+        rounds, time_s = numbers["rounds"], numbers["time_s"]
+        click.echo(f"{rounds} rounds of the app's own sampling took {time_s:.1f} s of virtual time")
     else:
         print_tables(results, figures, Console())
+        if isinstance(config := configs[0], AppConfig):
+            click.echo(f"times    {config.times_text()}")
     for result in results:
         if result.no_step is not None:
             raise result.no_step

@@ -139,6 +139,11 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
         self._events("slowdowns", 3)
         return self
 
+    @property
+    def label(self) -> str:
+        """What the run is called."""
+        return self.strategy
+
     def per_client(self, name: str) -> NDArray[np.float64]:
         """Return a setting that is one probability or one per client, (num_clients,)."""
         values = self._numbers(name)

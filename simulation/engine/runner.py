@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import Context, RecordDict
@@ -23,11 +23,12 @@ from flower_scheduling.server.app import create_app, prepare_run
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
 from flower_scheduling.server.runs.directory import TRUTH, read_rounds
 from flower_scheduling.strategies import POLICIES, NamedFloors, check_feasibility, parse_floors
-from flower_scheduling.strategies.deadline import AUTO
+from flower_scheduling.strategies.base import FloatArray
+from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, RoundRecord
 
 from ..settings import SimulationConfig
-from .virtual_grid import VirtualGrid
+from .virtual_grid import GridEnvironment, VirtualGrid
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class SimulationResult:
     summary: dict[str, Any]
     records: list[RoundRecord]
     no_step: NoStepError | None = None
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a policy has selected the clients: an app may sample them by itself."""
+        return bool(self.summary.get("scheduled", True))
 
 
 class Simulation:
@@ -152,21 +158,11 @@ class Simulation:
         return SimulationResult(config, summary, records, no_step)
 
     def _write_truth(self) -> None:
-        """Leave the clients' expected times in the run directory: a page shows regret by them.
-
-        They are cut off at the deadline, so there are none for one that moves.
-        """
-        environment, tau_max_s = self._environment, self.config.tau_max_s
-        if not self.config.run_dir or tau_max_s == AUTO:
-            return
-        names = [f"client-{number + 1}" for number in range(self.config.num_clients)]
-        truth = []
-        for t in environment.regimes:
-            expected_s = environment.expected_time_s(tau_max_s, t).tolist()
-            # By name: arms are numbered in the order of joining.
-            by_name = dict(zip(names, expected_s, strict=True))
-            truth.append({"since_round": t, "expected_time_s": by_name})
-        write_whole(Path(self.config.run_dir) / TRUTH, json.dumps(truth) + "\n")
+        """Leave the clients' expected times in the run directory, if there is one."""
+        if self.config.run_dir:
+            names = [f"client-{number + 1}" for number in range(self.config.num_clients)]
+            folder = Path(self.config.run_dir)
+            write_truth(folder, names, self._environment, self.config.tau_max_s)
 
     def _refuse_infeasible_floors(self, num_examples: list[int]) -> None:
         config = self.config
@@ -186,6 +182,35 @@ class Simulation:
         if (above := np.flatnonzero(floors > config.max_share)).size:
             text = f"is below the floor of {names[above[0]]}, {floors[above[0]]:.3g}"
             raise ConfigError("max-share", config.max_share, text)
+
+
+class FleetEnvironment(GridEnvironment, Protocol):
+    """Environment of a simulated fleet, whose means are known."""
+
+    @property
+    def regimes(self) -> Sequence[int]:
+        """Rounds from which the means differ from those before, the first being 1."""
+
+    def expected_time_s(self, tau_max_s: float, t: int = 1) -> FloatArray:
+        """Return the means of the times, each cut off at the deadline [s], (num_arms,)."""
+
+
+def write_truth(
+    folder: Path, names: Sequence[str], environment: FleetEnvironment, tau_max_s: GivenDeadline
+) -> None:
+    """Leave the clients' expected times in a run directory: a page shows regret by them.
+
+    They are cut off at the deadline, so there are none for one that moves.
+    """
+    if tau_max_s == AUTO:
+        return
+    truth = []
+    for t in environment.regimes:
+        expected_s = environment.expected_time_s(float(tau_max_s), t).tolist()
+        # By name: arms are numbered in the order of joining.
+        by_name = dict(zip(names, expected_s, strict=True))
+        truth.append({"since_round": t, "expected_time_s": by_name})
+    write_whole(folder / TRUTH, json.dumps(truth) + "\n")
 
 
 class _Results(RoundCallback):

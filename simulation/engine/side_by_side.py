@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
@@ -23,18 +24,23 @@ from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 from ..jobs import end_with_parent
 from ..settings import SimulationConfig
 from ..terminal.progress import Display, RoundReporter, RunStatus
-from .runner import Simulation, SimulationResult
+from .runner import SimulationResult
+from .simulations import create_simulation
 
 _LOOK_S: Final = 0.1
 _Report: TypeAlias = tuple[str, RunStatus] | logging.LogRecord
-"""How far the run of a policy is, or a line of its log."""
+"""How far the run of a label is, or a line of its log."""
 
 _reports: SimpleQueue[_Report]  # of a worker process, as is the next
 _stop: Event
 
 
 def simulate_side_by_side(
-    configs: Sequence[SimulationConfig], num_processes: int, progress: Display
+    configs: Sequence[SimulationConfig],
+    num_processes: int,
+    progress: Display,
+    *,
+    apart: bool = False,
 ) -> list[SimulationResult]:
     """Run simulations in several processes; results do not depend on how many.
 
@@ -49,6 +55,9 @@ def simulate_side_by_side(
         How many at once.
     progress : Display
         Where it is shown how far each of them is.
+    apart : bool
+        Whether each has a process of its own, so that nothing of one, such as what an app keeps in
+        its modules, is left for the next.
 
     Returns
     -------
@@ -68,15 +77,22 @@ def simulate_side_by_side(
     reports: SimpleQueue[_Report] = context.SimpleQueue()
     stop = context.Event()
     failure: BaseException | None = None
-    with (
-        stoppable(between_rounds=True) as raise_if_asked,
-        ProcessPoolExecutor(
-            min(num_processes, len(configs)), context, _begin, (reports, stop)
-        ) as pool,
-    ):
-        futures = [pool.submit(_simulate, config) for config in configs]
-        running = set(futures)
-        while running:
+    num_processes = min(num_processes, len(configs))
+    with stoppable(between_rounds=True) as raise_if_asked, ExitStack() as pools:
+
+        def new_pool(size: int) -> ProcessPoolExecutor:
+            return pools.enter_context(ProcessPoolExecutor(size, context, _begin, (reports, stop)))
+
+        shared = None if apart else new_pool(num_processes)
+        waiting, futures = list(configs), []
+        running: set[Future[SimulationResult | None]] = set()
+        while running or waiting:
+            while waiting and len(running) < num_processes:
+                pool = shared or new_pool(1)
+                futures.append(pool.submit(_simulate, waiting.pop(0)))
+                running.add(futures[-1])
+                if shared is None:
+                    pool.shutdown(wait=False)  # its process ends with its simulation
             done, running = wait(running, _LOOK_S)
             _pass_on(reports, progress)
             try:
@@ -87,6 +103,7 @@ def simulate_side_by_side(
                 failure = failure or error
             if failure is not None:
                 stop.set()
+                waiting.clear()
                 running = {future for future in running if not future.cancel()}
         _pass_on(reports, progress)
     if isinstance(failure, BrokenProcessPool):
@@ -133,9 +150,9 @@ def _simulate(config: SimulationConfig) -> SimulationResult | None:
     """Run one simulation; ``None`` if it was stopped."""
     if _stop.is_set():
         return None
-    report = RoundReporter(lambda status: _reports.put((config.strategy, status)))
+    report = RoundReporter(lambda status: _reports.put((config.label, status)))
     try:
-        result = Simulation(config).run([report, _stop_if_asked])
+        result = create_simulation(config).run([report, _stop_if_asked])
     except KeyboardInterrupt:
         return None
     # What only the run directory's files need does not travel.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from flwr.app import (
@@ -18,10 +20,10 @@ from flwr.app import (
     RecordDict,
     UserConfig,
 )
-from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flower_scheduling._flwr import (
+    ClientAppCallable,
     ErrorCode,
     FastRecordDict,
     NodeInfo,
@@ -35,9 +37,11 @@ from flower_scheduling._flwr import (
     recorddict_to_proto,
     set_message_id,
 )
+from flower_scheduling.client.app_runner import describe
 from flower_scheduling.client.wire.arrays import fast_record
 from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.strategies.base import FloatArray
 from flower_scheduling.strategies.flower import (
     LATE,
     TIMEOUT,
@@ -47,11 +51,37 @@ from flower_scheduling.strategies.flower import (
     enough_are_in,
 )
 
-from ..environments.paper import Environment
+from ..environments.paper import RoundDraw
 from .compressed_wire import CompressedWire
 
 _RUN_ID = 1
 _FIRST_NODE_ID = 1000  # clear of the SuperLink's own id
+
+
+class GridEnvironment(Protocol):
+    """Interface that the grid needs of an environment, without batch axes."""
+
+    def round(self, t: int) -> RoundDraw:
+        """Return the draw of a round."""
+
+    def slowdown(self, t: int) -> FloatArray:
+        """Return the factor of each arm's time in round `t`, (num_arms,)."""
+
+
+@dataclass(frozen=True)
+class MeasuredCompute:
+    """Computing times that are measured: the processor time of an answer, by client.
+
+    Attributes
+    ----------
+    factor : (num_arms,) float64, > 0
+        How many times as long as this machine each client takes.
+    processor_s : callable
+        Returns the processor time of this process so far [s].
+    """
+
+    factor: FloatArray
+    processor_s: Callable[[], float] = time.process_time
 
 
 class VirtualGrid(OwnGrid):
@@ -64,9 +94,9 @@ class VirtualGrid(OwnGrid):
 
     Parameters
     ----------
-    client_app : ClientApp
+    client_app : callable
         The app that every client runs.
-    environment : Environment
+    environment : GridEnvironment
         Who is available and how long each arm takes, by round; without batch axes.
     node_configs : sequence of dict
         Node configuration of each client (``partition-id`` and the like), one per arm.
@@ -77,21 +107,26 @@ class VirtualGrid(OwnGrid):
         answer would have come.
     compression : Compression, optional
         What is done to messages on their way, as a fleet's streams would do it.
+    measured : MeasuredCompute, optional
+        Measures how long a client computes, in place of the environment's draw. What comes after
+        the deadline has then been computed, and is dropped.
     """
 
     def __init__(
         self,
-        client_app: ClientApp,
-        environment: Environment,
+        client_app: ClientAppCallable,
+        environment: GridEnvironment,
         node_configs: Sequence[Mapping[str, str | int | float | bool]],
         run_config: UserConfig,
         *,
         late: Literal["abandon", "busy"] = "abandon",
         compression: Compression | None = None,
+        measured: MeasuredCompute | None = None,
     ) -> None:
         self._client_app = client_app
         self._environment = environment
         self._late = late
+        self._measured = measured
         self._wire = CompressedWire(compression) if compression else None
         super().__init__(_RUN_ID)
         self._contexts = {
@@ -118,6 +153,10 @@ class VirtualGrid(OwnGrid):
 
     # -- timing protocol ----------------------------------------------------------------------
 
+    def set_environment(self, environment: GridEnvironment) -> None:
+        """Take the draws of the rounds to come from another environment."""
+        self._environment = environment
+
     def begin_round(self, server_round: int) -> None:
         """Draw which clients are available in this round and how long each would take."""
         draw = self._environment.round(server_round)
@@ -129,6 +168,10 @@ class VirtualGrid(OwnGrid):
         self._download_s = draw.download_s.tolist()
         self._compute_s = draw.compute_s.tolist()
         self._upload_s = draw.upload_s.tolist()
+        if self._measured is not None:
+            slowdown = self._environment.slowdown(server_round)
+            self._factor = (self._measured.factor * slowdown).tolist()
+            self._compute_s = [0.0] * len(nodes)  # until it is measured
 
     def exchange(
         self,
@@ -329,19 +372,26 @@ class VirtualGrid(OwnGrid):
         if node_id in self._failed and rtt_s > 0:  # not a query, which costs nothing
             return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
         if rtt_s >= timeout_s:
-            if self._late == "busy":
-                self._busy_until[node_id] = self._now_s + rtt_s
-            return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
+            return self._too_late(node_id, rtt_s, sent_bytes)
         if wire is None:
             request = new_message(message.metadata, self._own_content(message.content))
         else:
             request = wire.received(message)
             model = wire.model_at_client(request)
+        begin_s = 0.0 if self._measured is None else self._measured.processor_s()
+        fault = ""
         try:
             reply = self._client_app(request, context)
-        except Exception as error:  # as a SuperNode does: the client fails, not the run
-            reason = f"{type(error).__name__}: {error}"
-            return Exchange(node_id, _error(message, reason), rtt_s, None, sent_bytes)
+        except (Exception, SystemExit) as error:  # as in a fleet: the client fails, not the run
+            fault = describe(error)
+        if self._measured is not None and rtt_s > 0:  # not a query, which costs nothing
+            taken_s = self._measured.processor_s() - begin_s
+            compute_s = self._factor[node_id - _FIRST_NODE_ID] * taken_s
+            rtt_s = compute_s + link_s
+            if rtt_s >= timeout_s:
+                return self._too_late(node_id, rtt_s, sent_bytes)
+        if fault:
+            return Exchange(node_id, _error(message, fault), rtt_s, None, sent_bytes)
         if wire is not None:
             reply, received_bytes = wire.returned(node_id, reply, model)
         set_message_id(reply, f"reply-{self._num_messages}")
@@ -353,6 +403,11 @@ class VirtualGrid(OwnGrid):
             content[TIMING] = new_record(ConfigRecord, {COMPUTE_S: compute_s, LINK_S: link_s})
             reply.content = new_record(FastRecordDict, content)
         return Exchange(node_id, reply, rtt_s, None, sent_bytes, received_bytes)
+
+    def _too_late(self, node_id: int, rtt_s: float, sent_bytes: int | None) -> Exchange:
+        if self._late == "busy":
+            self._busy_until[node_id] = self._now_s + rtt_s
+        return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
 
     def _forget_sent(self) -> None:
         """Forget the content of messages before: its records may be other ones by now."""

@@ -218,7 +218,7 @@ class Environment:
             If an argument is out of range.
         """
         tau_max_s = check_real("tau_max_s", tau_max_s, above=0.0)
-        factor = self._factor(t)
+        factor = self.slowdown(t)
         key = (tau_max_s, factor.tobytes())
         if self._means is None or self._means[0] != key:
             law = RoundTimeLaw(self._link, self._compute, self.distance_m)
@@ -257,7 +257,7 @@ class Environment:
             If an argument is out of range.
         """
         tau_max_s = check_real("tau_max_s", tau_max_s, above=0.0)
-        factor = self._factor(t)
+        factor = self.slowdown(t)
         law = RoundTimeLaw(self._link, self._compute, self.distance_m)
         least = factor.min()  # the quickest arms decide where the points begin
         y_s, weight_s = (least * values for values in law.nodes_s(tau_max_s / least))
@@ -268,9 +268,14 @@ class Environment:
         survival += self._failure * (1.0 - survival)
         return survival, weight_s
 
-    def _factor(self, t: int) -> FloatArray:
+    def slowdown(self, t: int) -> FloatArray:
         """Return the factor of each arm's time in round `t`, (num_arms,)."""
         return np.where(check_count("t", t, minimum=1) >= self._slow_from, self._slow_factor, 1.0)
+
+    @property
+    def failure_probability(self) -> FloatArray:
+        """Probability that an arm does not answer in a round, (num_arms,)."""
+        return self._failure
 
     def _draw_block(self, index: int) -> RoundDraw:
         """Draw `_rounds_per_block` rounds at once, as a first axis: far fewer calls."""

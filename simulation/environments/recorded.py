@@ -404,6 +404,45 @@ class RecordedEnvironment:
         return times_s
 
 
+class RecordedFleet:
+    """The environment of a recorded run for a grid: one row of :class:`RecordedEnvironment`.
+
+    Parameters
+    ----------
+    record : RunRecord
+        What was recorded.
+    seed : int
+        Where all draws come from.
+    """
+
+    regimes: Final = (1,)
+    """Rounds from which the means differ from those before."""
+
+    def __init__(self, record: RunRecord, seed: int) -> None:
+        self._rows = RecordedEnvironment(record, (1,), np.random.SeedSequence(seed))
+
+    def round(self, t: int) -> RoundDraw:
+        """Return the draw of a round, without batch axes."""
+        draw = self._rows.round(t)
+        return RoundDraw(
+            available=draw.available[0],
+            download_s=draw.download_s[0],
+            compute_s=draw.compute_s[0],
+            upload_s=draw.upload_s[0],
+            failed=draw.failed[0],
+            member=None if draw.member is None else draw.member[0],
+        )
+
+    def expected_time_s(self, tau_max_s: float, t: int = 1) -> FloatArray:
+        """Return the means of the laws [s], (num_arms,)."""
+        means_s: FloatArray = self._rows.expected_time_s(tau_max_s, t)[0]
+        return means_s
+
+    def slowdown(self, t: int) -> FloatArray:
+        """Return 1 for each arm: the order of the record is lost."""
+        return np.ones(self._rows.num_arms)
+
+
 def _failure_rates(
     samples_s: Sequence[FloatArray], num_rows: int, rng: np.random.Generator
 ) -> FloatArray:

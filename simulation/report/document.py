@@ -14,6 +14,7 @@ from typing import Any, Final
 from flower_scheduling.server.settings.base import Settings
 from flower_scheduling.server.settings.fleet import OF_ANY_APP, WRAPPED, FleetConfig
 
+from ..engine.apps.settings import AppConfig, app_keys
 from ..environments.recorded import FEW, RecordedRun
 from ..html import installed_versions, listed_versions, render
 from ..program import program_name
@@ -267,6 +268,10 @@ def _command(run: RecordedRun) -> str:
     if "scenario" in run.config:
         preset = SCENARIOS.get(str(run.config["scenario"]), {})
         return shlex.join([*program_name().split(), *_flags(run.config, SimulationConfig, preset)])
+    if WRAPPED in run.config and "num-clients" in run.config:
+        keys = app_keys(run.config) - {"overridden"}
+        concerned = {key: value for key, value in run.config.items() if key in keys}
+        return shlex.join([*program_name().split(), *_flags(concerned, AppConfig, {})])
     if WRAPPED not in run.config:
         return shlex.join(["flower-server", *_flags(run.config, FleetConfig, {})])
     if run.config.get("app"):

@@ -37,12 +37,15 @@ class RunStatus:
         The last that was measured.
     slowest : str
         Client that the last round waited for; empty if there was none.
+    total : int or None
+        Rounds at most, where they are known only when the run has begun.
     """
 
     round: int
     time_s: float
     accuracy: float | None
     slowest: str
+    total: int | None = None
 
 
 class Display(Protocol):
@@ -59,9 +62,15 @@ class RoundReporter:
     ----------
     report : callable
         Takes the status.
+
+    Attributes
+    ----------
+    total : int or None
+        Rounds at most, where they are known only when the run has begun.
     """
 
     def __init__(self, report: Callable[[RunStatus], None]) -> None:
+        self.total: int | None = None
         self._report = report
         self._accuracy: float | None = None
         self._next_s = 0.0
@@ -78,7 +87,7 @@ class RoundReporter:
         if record.results:
             times = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
             slowest = record.names[times.index(max(times))]
-        self._report(RunStatus(record.round, record.time_s, self._accuracy, slowest))
+        self._report(RunStatus(record.round, record.time_s, self._accuracy, slowest, self.total))
 
 
 class RunProgress:
@@ -88,14 +97,14 @@ class RunProgress:
     ----------
     console : Console
         Where the bars are. On anything but a terminal each run is a line a minute.
-    runs : mapping of str to int
-        Name of each run, and its rounds at most.
+    runs : mapping of str to int or None
+        Name of each run, and its rounds at most, if that is known.
     """
 
-    def __init__(self, console: Console, runs: Mapping[str, int]) -> None:
+    def __init__(self, console: Console, runs: Mapping[str, int | None]) -> None:
         self._console = console
         self._runs = runs
-        fields = ["{task.completed}/{task.total}", "{task.fields[time]}", "{task.fields[accuracy]}"]
+        fields = ["{task.fields[rounds]}", "{task.fields[time]}", "{task.fields[accuracy]}"]
         if console.width >= _WIDE:
             fields.append("{task.fields[slowest]}")
         self._progress = Progress(
@@ -116,7 +125,7 @@ class RunProgress:
         )
         self._tasks = {
             name: self._progress.add_task(
-                name, start=False, total=rounds, time="", accuracy="", slowest=""
+                name, start=False, total=rounds, rounds="", time="", accuracy="", slowest=""
             )
             for name, rounds in runs.items()
         }
@@ -143,11 +152,14 @@ class RunProgress:
     def show(self, name: str, status: RunStatus) -> None:
         """Show how far a run is; its time begins with the first round."""
         accuracy = "" if status.accuracy is None else f"{status.accuracy:.1%}"
+        total = status.total or self._runs[name]
         if not self._progress.disable:
             self._progress.start_task(self._tasks[name])
             self._progress.update(
                 self._tasks[name],
                 completed=status.round,
+                total=total,
+                rounds=f"{status.round}/{total or '?'}",
                 time=f"{status.time_s:,.0f} s",
                 accuracy=accuracy,
                 slowest=status.slowest,
@@ -156,6 +168,7 @@ class RunProgress:
         now_s = time.monotonic()
         if now_s >= self._next_line_s.setdefault(name, now_s + _LINE_EVERY_S):
             self._next_line_s[name] = now_s + _LINE_EVERY_S
-            line = f"{name}: round {status.round} of {self._runs[name]}, {status.time_s:.0f} s"
+            of = f" of {total}" if total else ""
+            line = f"{name}: round {status.round}{of}, {status.time_s:.0f} s"
             line += f", accuracy {accuracy}" if accuracy else ""
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Any Flower app in virtual time."""
