@@ -90,16 +90,15 @@ class ClientCalls:
         self._num_calls = Counter({int(node): int(number) for node, number in state.items()})
 
     def _log(self, context: Context, error: BaseException) -> None:
-        """Tell of each fault once; its traceback is for the log of the run."""
+        """Leave the traceback of each fault in the run's log, once."""
         if unregistered_kind(error) is not None or isinstance(error, KeyboardInterrupt):
             return
         text = describe(error)
-        if text in self._told:
+        if text in self._told or isinstance(error, SchedulingError):
             return
         self._told.add(text)
-        LOGGER.warning("%s: the ClientApp raised %s", context.node_config.get("name"), text)
-        if not isinstance(error, SchedulingError):
-            LOGGER.info(encodable("".join(traceback.format_exception(error)).rstrip()))
+        trace = encodable("".join(traceback.format_exception(error)).rstrip())
+        LOGGER.info("%s: the ClientApp raised %s\n%s", context.node_config["name"], text, trace)
 
 
 def processor_s() -> float:
