@@ -371,7 +371,10 @@ class ScheduledStrategy(Strategy):
     def asked_settings(self) -> dict[str, int | float | bool | str]:
         """What the app has asked for, by the keys of a run's settings."""
         chain = " around ".join(type(inner).__name__ for inner in self._wrapped.chain)
-        return {**self._policy.settings(), "wrapped": chain}
+        settings = {**self._policy.settings(), "wrapped": chain}
+        if self._buffer is not None:
+            settings |= {"mode": BUFFERED, "buffer-size": self._buffer.size}
+        return settings
 
     @property
     def learned_rounds(self) -> int:

@@ -32,6 +32,7 @@ from flower_scheduling.strategies.flower import (
 from ...environments.recorded import RecordedFleet, RunRecord
 from ...environments.traces import TracedEnvironment, Traces
 from ...progress import RoundReporter
+from ...settings import SimulationConfig
 from ..runner import FleetEnvironment, SimulationResult, write_truth
 from ..virtual_grid import MeasuredCompute
 from .app_grid import AppGrid
@@ -83,7 +84,7 @@ class AppSimulation:
             raise where_it_began(Path(config.run_dir), error) from None
         self._server_app, self._client_app, self._run_config = loaded
         self._server_path = source.server_app
-        self._environment = self._environment_for(None)
+        self._environment = self._environment_for(None, config)
 
     def run(self, hooks: Sequence[RoundHook] = (), *, resume: bool = False) -> SimulationResult:
         """Run the ServerApp, once.
@@ -157,9 +158,11 @@ class AppSimulation:
 
     # -- times ----------------------------------------------------------------------------------
 
-    def _environment_for(self, arrays: ArrayRecord | None) -> FleetEnvironment:
+    def _environment_for(
+        self, arrays: ArrayRecord | None, config: SimulationConfig
+    ) -> FleetEnvironment:
         """Return where draws come from, for a model if it is known."""
-        config, bits, shares = self.config, 0, (1.0, 1.0)
+        bits, shares = 0, (1.0, 1.0)
         if isinstance(self._times, RunRecord):
             return RecordedFleet(self._times, config.seed)
         if arrays is not None:
@@ -170,9 +173,14 @@ class AppSimulation:
         base = config.environment(max(bits, 1), *shares)
         return base if self._times is None else TracedEnvironment(self._times, base)
 
-    def begin(self, grid: AppGrid, arrays: ArrayRecord) -> None:
-        """Let the grid draw times for transfers of this model."""
-        self._environment = self._environment_for(arrays)
+    def begin(self, grid: AppGrid, run: Run) -> None:
+        """Let the grid draw times for transfers of this run's model, and for its mode."""
+        asked = run.strategy.asked_settings
+        keys = {"mode": "mode", "buffer-size": "buffer_size", "num-selected": "num_selected"}
+        changes = {name: asked[key] for key, name in keys.items() if key in asked}
+        self._environment = self._environment_for(
+            run.arrays, self.config.model_copy(update=changes)
+        )
         grid.set_environment(self._environment)
 
     def leave_truth(self, run: Run) -> None:
@@ -193,7 +201,7 @@ class AppSimulation:
             raise ConfigError(key, value, message)
         LOGGER.warning(UNSCHEDULED, self._server_path)
         arrays = [*messages[0].content.array_records.values()]
-        self._environment = self._environment_for(arrays[0] if arrays else None)
+        self._environment = self._environment_for(arrays[0] if arrays else None, self.config)
         grid.set_environment(self._environment)
 
     def _unscheduled(self, grid: AppGrid) -> SimulationResult:
@@ -220,7 +228,7 @@ class _Watch(RoundCallback):
 
     def on_start(self, run: Run) -> None:
         self._run = run
-        self._simulation.begin(self._grid, run.arrays)
+        self._simulation.begin(self._grid, run)
         self._simulation.leave_truth(run)
         for hook in self._hooks:
             if isinstance(hook, RoundReporter):

@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 from flower_scheduling.errors import NoStepError
 from flower_scheduling.simulation.engine.runner import Simulation, SimulationResult
-from flower_scheduling.simulation.engine.virtual_grid import VirtualGrid
+from flower_scheduling.simulation.engine.virtual_grid import MeasuredCompute, VirtualGrid
 from flower_scheduling.simulation.environments.paper import Environment
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 from flower_scheduling.strategies.flower import (
@@ -129,6 +129,46 @@ def test_client_that_raises_is_an_error_reply() -> None:
     assert exchange.reply is not None
     assert exchange.reply.error.reason == "RuntimeError: broken device"
     assert exchange.rtt_s is not None
+
+
+def measuring_grid(taken_s: float, **settings: Any) -> VirtualGrid:
+    """Make a grid on which each client computes for so long, client k (1 + k) times that."""
+    now = [0.0]
+
+    def work(message: Message, context: Context) -> None:
+        now[0] += taken_s
+        fail_on_the_third(message, context)
+
+    late = settings.pop("late", "abandon")
+    environment = Environment(num_arms=4, seed=1, **settings)
+    measured = MeasuredCompute(np.arange(1.0, 5.0), lambda: now[0])
+    nodes = [{"partition-id": arm} for arm in range(4)]
+    return VirtualGrid(echo_app(work), environment, nodes, {}, late=late, measured=measured)
+
+
+def test_measured_times_take_the_place_of_the_draw_and_links_stay() -> None:
+    grid = measuring_grid(0.5, slow_from_round=[1, 9, 9, 9], slow_factor=10.0)
+    draw = Environment(num_arms=4, seed=1, slow_from_round=[1, 9, 9, 9], slow_factor=10.0).round(1)
+    exchanges = grid.exchange(to(grid), 60.0)
+    computed_s = np.array([5.0, 1.0, 1.5, 2.0])  # the first is slow, the last raises
+    expected_s = computed_s + draw.download_s + draw.upload_s
+    assert [each.rtt_s for each in exchanges] == pytest.approx(expected_s.tolist())
+    for each, compute_s in zip(exchanges[:3], computed_s, strict=False):
+        assert each.reply is not None
+        assert each.reply.content[TIMING][COMPUTE_S] == pytest.approx(compute_s)
+    assert exchanges[3].reply is not None
+    assert exchanges[3].reply.has_error()
+    assert grid.now() == pytest.approx(expected_s.max())
+
+
+def test_what_is_measured_to_be_late_is_late() -> None:
+    grid = measuring_grid(100.0, late="busy")
+    exchanges = grid.exchange(to(grid), 60.0)
+    assert {each.failure for each in exchanges} == {TIMEOUT}
+    assert grid.now() == 60.0
+    assert len(grid.busy()) == 4
+    queries = grid.exchange(to(grid, MessageType.QUERY), 60.0)
+    assert {each.rtt_s for each in queries} == {0.0}, "they cost nothing"
 
 
 def test_joiners_and_absentees() -> None:
