@@ -141,7 +141,8 @@ def cli(
     """Schedule real Flower clients that train on real data, in one process and virtual time.
 
     Begin with the command demo. Without a command it is one run: CS-UCB-Q in the paper's non-ideal
-    scenario, until a stated accuracy.
+    scenario, until a stated accuracy. With --app
+    FOLDER it is any other Flower app: docs/simulate-your-app.md.
     """
     if context.invoked_subcommand != "watch":  # it draws and computes nothing
         require_extra("the simulation", "simulation")
@@ -290,7 +291,7 @@ def _run(
     elif not results[0].scheduled:  # nothing is recorded
         numbers = results[0].summary
         rounds, time_s = numbers["rounds"], numbers["time_s"]
-        click.echo(f"{rounds} rounds of the app's own sampling took {time_s:.1f} s of virtual time")
+        click.echo(f"by the app's own sampling: {rounds} rounds of training, {time_s:.1f} s in all")
     else:
         print_tables(results, figures, Console())
         if isinstance(config := configs[0], AppConfig):

@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 
+from flower_scheduling.client.wire.protocol import TIMING
 from flower_scheduling.strategies.flower import UNDELIVERABLE, Exchange
 
 from ..virtual_grid import VirtualGrid
@@ -117,4 +118,7 @@ class AppGrid(VirtualGrid):
         node = message.metadata.dst_node_id
         if not self._scheduled and node in self._opted_out:
             return Exchange(node, None, None, UNDELIVERABLE)
-        return super()._one_exchange(message, timeout_s)
+        exchange = super()._one_exchange(message, timeout_s)
+        if not self._scheduled and exchange.reply is not None and exchange.reply.has_content():
+            del exchange.reply.content[TIMING]  # nothing of ours would take it out
+        return exchange

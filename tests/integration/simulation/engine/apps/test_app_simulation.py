@@ -277,6 +277,35 @@ def test_a_target_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert summary["target_round"] == summary["rounds"] < 50
 
 
+def test_an_app_that_starts_two_runs_has_the_second_beside_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = "strategy.start(grid, start, num_rounds=rounds, evaluate_fn=accuracy)"
+    again = (
+        f"os.chdir('/')\n    found = {call}\n    strategy.start(grid, found.arrays, num_rounds=2)"
+    )
+    server = "import os\n" + NUMPY_SERVER.replace(call, again)
+    assert simulate("--app", write_app(tmp_path, server), *FEW, "--run-dir", "run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 6
+    assert len(rounds_of(tmp_path / "run")) == 6
+    assert len(rounds_of(tmp_path / "run/start-2")) == 2, "also of one that goes elsewhere"
+
+
+def test_a_buffered_app_is_resumed_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = NUMPY_SERVER.replace("num_selected=2", "num_selected=4, mode='buffered'")
+    app = write_app(tmp_path, server)
+    asked = ["--app", app, *FEW, "--joins", "5:4", "--seed", "1"]
+    assert simulate(*asked, "--run-config", "num-server-rounds=9", "--run-dir", "whole") == 0
+    assert simulate(*asked, "--run-config", "num-server-rounds=4", "--run-dir", "parts") == 0
+    assert simulate("--resume", "parts", "--run-config", "num-server-rounds=9") == 0
+    assert rounds_of(tmp_path / "parts") == rounds_of(tmp_path / "whole")
+    known = [line["num_arms"] for line in rounds_of(tmp_path / "whole")]
+    assert (known[0], known[-1]) == (4, 5)
+    assert settings_of(tmp_path / "parts")["mode"] == "buffered"
+
+
 def test_two_objects_instead_of_a_folder(tmp_path: Path) -> None:
     app = write_app(tmp_path)
     os.chdir(app)
