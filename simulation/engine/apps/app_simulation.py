@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from flower_scheduling._flwr import SUPERLINK_NODE_ID
+from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.compression import expected_share
 from flower_scheduling.errors import ConfigError, NoStepError, ServerAppError
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
@@ -32,7 +33,7 @@ from flower_scheduling.strategies.flower import (
 from ...environments.recorded import RecordedFleet, RunRecord
 from ...environments.traces import TracedEnvironment, Traces
 from ...progress import RoundReporter
-from ...settings import SimulationConfig
+from ...settings import MODEL_PAYLOAD, SimulationConfig
 from ..runner import FleetEnvironment, SimulationResult, write_truth
 from ..virtual_grid import MeasuredCompute
 from .app_grid import AppGrid
@@ -165,9 +166,9 @@ class AppSimulation:
         bits, shares = 0, (1.0, 1.0)
         if isinstance(self._times, RunRecord):
             return RecordedFleet(self._times, config.seed)
-        if arrays is not None:
-            bits = 8 * sum(array.numpy().nbytes for array in arrays.values())
-            kinds = config.compression
+        if arrays is not None and config.payload_bits == MODEL_PAYLOAD:
+            bits = 8 * sum(decode_array(array).nbytes for array in arrays.values())
+        if arrays is not None and (kinds := config.compression):
             shares = expected_share(kinds.down, arrays), expected_share(kinds.up, arrays)
         # Without a model nothing is sent yet.
         base = config.environment(max(bits, 1), *shares)
