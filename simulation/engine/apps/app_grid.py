@@ -15,7 +15,7 @@ from .clients import ClientCalls
 
 
 class AppGrid(VirtualGrid):
-    """A virtual grid that notices whether the rounds are scheduled.
+    """A virtual grid that can tell whether the rounds are scheduled.
 
     An app whose strategy is not wrapped begins no rounds here: for it a round begins when a client
     is asked to train again. Clients that are not available then cannot be reached.
@@ -76,13 +76,13 @@ class AppGrid(VirtualGrid):
     ) -> Iterable[Message]:
         """Send and receive; an app's own sampling begins a round of its own."""
         messages = list(messages)
-        self._note_own(messages)
+        self._begin_own_round(messages)
         return super().send_and_receive(messages, timeout=timeout)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages, likewise."""
         messages = list(messages)
-        self._note_own(messages)
+        self._begin_own_round(messages)
         ids = super().push_messages(messages)
         if not self._scheduled:
             self.own_updates += sum(self._mailbox[each][1].has_content() for each in ids)
@@ -97,7 +97,7 @@ class AppGrid(VirtualGrid):
         super().load_state_dict(state)
         self._calls.load_state_dict(state["calls"])
 
-    def _note_own(self, messages: Sequence[Message]) -> None:
+    def _begin_own_round(self, messages: Sequence[Message]) -> None:
         """Begin a round of the app's own, if these messages are of one."""
         nodes = {
             each.metadata.dst_node_id

@@ -76,7 +76,7 @@ class AppSimulation:
             self._names = tuple(f"client-{number + 1}" for number in range(config.num_clients))
         try:
             source = AppSource.of(config)
-            with _guests_process(), overriding(config.strategy_settings()):
+            with _shielded_process(), overriding(config.strategy_settings()):
                 seed_all(self._stream(_SERVER))
                 loaded = source.load(config.run_config)
         except ConfigError as error:
@@ -133,10 +133,10 @@ class AppSimulation:
             state=RecordDict(),
             run_config=dict(self._run_config),
         )
-        watches: list[_Watch] = []
+        watches: list[_RunResults] = []
 
         def watch() -> list[RoundCallback]:
-            watches.append(_Watch(self, grid, [] if watches else hooks))
+            watches.append(_RunResults(self, grid, [] if watches else hooks))
             return [watches[-1]]
 
         recording = record_app(
@@ -147,7 +147,7 @@ class AppSimulation:
             concerned=SIMULATED | {*config.overridden_keys},
         )
         no_step = None
-        with _guests_process(), overriding(config.strategy_settings()), followed_by(recording):
+        with _shielded_process(), overriding(config.strategy_settings()), followed_by(recording):
             seed_all(self._stream(_SERVER))
             try:
                 run_server_app(self._server_app, self._server_path, grid, context)
@@ -214,8 +214,8 @@ class AppSimulation:
         return SimulationResult(self.config, summary, [])
 
 
-class _Watch(RoundCallback):
-    """Sees a run of the app from its model to its summary."""
+class _RunResults(RoundCallback):
+    """Callback that times the transfers of a run and collects its rounds and summary."""
 
     def __init__(
         self, simulation: AppSimulation, grid: AppGrid, hooks: Sequence[RoundHook]
@@ -266,7 +266,7 @@ class _Watch(RoundCallback):
 
 
 @contextmanager
-def _guests_process() -> Iterator[None]:
+def _shielded_process() -> Iterator[None]:
     """Let an app print, log and go where it likes; what it prints goes to standard error.
 
     Flower's lines and the app's own go where ours do.

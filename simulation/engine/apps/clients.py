@@ -52,7 +52,7 @@ class ClientCalls:
         self._run_config = run_config
         self._seed = seed
         self._num_calls: Counter[int] = Counter()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's answer.
@@ -94,9 +94,9 @@ class ClientCalls:
         if unregistered_kind(error) is not None or isinstance(error, KeyboardInterrupt):
             return
         text = describe(error)
-        if text in self._told or isinstance(error, SchedulingError):
+        if text in self._logged or isinstance(error, SchedulingError):
             return
-        self._told.add(text)
+        self._logged.add(text)
         trace = encodable("".join(traceback.format_exception(error)).rstrip())
         LOGGER.info("%s: the ClientApp raised %s\n%s", context.node_config["name"], text, trace)
 

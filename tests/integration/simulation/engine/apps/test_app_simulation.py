@@ -197,7 +197,7 @@ def test_measured_times_are_this_machines_scaled_and_said_to_be_so(
     for line in rounds_of(tmp_path / "run"):
         assert min(line["compute_s"]) >= 0.1
     assert settings_of(tmp_path / "run")["compute"] == "measured"
-    assert not (tmp_path / "run/truth.json").exists(), "nobody knows the means"
+    assert not (tmp_path / "run/truth.json").exists(), "the means are not known"
     assert simulate("compare", "--app", app, "--compute", "measured") == 2
     assert "compare with --times RUN_DIR" in fault(capsys)
 
@@ -224,7 +224,7 @@ def test_the_times_of_a_recorded_run_and_of_a_file(
     assert times & {1.5, 0.25, 2.0, 3.0}
 
 
-def test_a_client_that_fails_is_a_failure_and_nobody_elses(
+def test_a_client_that_fails_costs_no_other_client_the_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing = NUMPY_CLIENT.replace(
@@ -254,7 +254,7 @@ def test_a_run_in_which_nothing_changed_the_model_fails(
     assert "ValueError: no data" in err
 
 
-def test_an_app_that_is_not_wrapped_samples_by_itself_and_is_told(
+def test_an_app_that_is_not_wrapped_samples_by_itself_and_a_line_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = write_app(tmp_path, PLAIN_SERVER)
