@@ -141,8 +141,8 @@ def cli(
     """Schedule real Flower clients that train on real data, in one process and virtual time.
 
     Begin with the command demo. Without a command it is one run: CS-UCB-Q in the paper's non-ideal
-    scenario, until a stated accuracy. With --app
-    FOLDER it is any other Flower app: docs/simulate-your-app.md.
+    scenario, until a stated accuracy, or with --app FOLDER any other Flower app
+    (docs/simulate-your-app.md).
     """
     if context.invoked_subcommand != "watch":  # it draws and computes nothing
         require_extra("the simulation", "simulation")

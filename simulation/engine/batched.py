@@ -207,11 +207,11 @@ def client_accuracies(curve: TrainingCurve, clients: IntArray) -> FloatArray:
         Fraction of the images of each that is recognised.
     """
     config = curve.config
-    data = load_mnist(config.data_dir or None)
+    data = load_data(config.dataset, config.data_dir)
     parts = build_partition(
         config.partitioner, data.train_labels.numpy(), config.num_clients, config.seed
     )
-    model = create_model(config.model, config.seed)
+    model = create_model(config.model, config.seed, data.spec)
     for key, values in curve.weights.items():
         model.views[key][...] = values
     found = [

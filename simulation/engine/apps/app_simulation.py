@@ -32,8 +32,8 @@ from flower_scheduling.strategies.flower import (
 
 from ...environments.recorded import RecordedFleet, RunRecord
 from ...environments.traces import TracedEnvironment, Traces
-from ...progress import RoundReporter
 from ...settings import MODEL_PAYLOAD, SimulationConfig
+from ...terminal.progress import RoundReporter
 from ..runner import FleetEnvironment, SimulationResult, write_truth
 from ..virtual_grid import MeasuredCompute
 from .app_grid import AppGrid
