@@ -127,8 +127,8 @@ def test_a_partition_follows_from_its_seed():
         (
             "iidd",
             2,
-            "partitioner = 'iidd': must be one of iid, sizes, by-label, dirichlet, own-labels, flower"
-            " (did you mean iid?)",
+            "partitioner = 'iidd': must be one of iid, sizes, by-label, dirichlet, own-labels, "
+            "flower (did you mean iid?)",
         ),
         (
             "zzz",

@@ -113,7 +113,9 @@ def test_of_the_whole_suite_a_policy_without_floors_skips_the_scenarios_that_hav
 ) -> None:
     asked: list[str] = []
 
-    def note(jobs: Sequence[Job], out: Path, num_processes: int) -> dict[str, Arrays]:
+    def note(
+        jobs: Sequence[Job], out: Path, num_processes: int, cluster: object
+    ) -> dict[str, Arrays]:
         asked.extend(job.name for job in jobs)
         raise KeyboardInterrupt
 
