@@ -12,10 +12,10 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from flower_scheduling.reasons import FREE_RIDER
 from flower_scheduling.strategies import NamedFloors, parse_floors
 from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 from flower_scheduling.strategies.flower import LOGGER, TIMEOUT, RoundRecord, failure_kind
-from flower_scheduling.strategies.flower.updates.free_riders import FREE_RIDER
 
 from ..callbacks import RoundCallback, Run
 from ..runs.totals import LOOSE, RunTotals

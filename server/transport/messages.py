@@ -17,12 +17,10 @@ from flower_scheduling.client.wire.compression import (
 )
 from flower_scheduling.client.wire.frames import Packed
 from flower_scheduling.client.wire.packing import pack, pack_content, unpack
-from flower_scheduling.strategies.flower import TIMEOUT, Exchange
+from flower_scheduling.reasons import TIMEOUT, UNREADABLE
+from flower_scheduling.strategies.flower import Exchange
 
 from .requests import Request
-
-UNREADABLE: Final = "unreadable reply"
-"""Failure of a message whose answer is not Flower's."""
 
 _MAX_REASON_LENGTH: Final = 200  # of what is wrong with an unreadable reply
 

@@ -12,13 +12,10 @@ from flwr.app import MessageType
 
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.compression import SentModel
-from flower_scheduling.strategies.flower import TIMEOUT
+from flower_scheduling.reasons import LOST, TIMEOUT
 
 if TYPE_CHECKING:
     from flwr.app import Message
-
-LOST: Final = "connection lost"
-"""Failure of a message whose client went away with it."""
 
 _KEEP_S: Final = 3600.0  # how long a held reply that is never pulled outlives its message
 _UNKNOWN_WORK_S: Final = 600.0  # how long a client is busy with messages of an earlier server

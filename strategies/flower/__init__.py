@@ -1,5 +1,7 @@
 """The adapter: schedule the clients of any Flower strategy."""
 
+from flower_scheduling.reasons import TIMEOUT, UNDELIVERABLE
+
 from .arm_table import Arm, ArmTable
 from .buffer.channel_grid import ChannelGrid
 from .following import Follower, RecordingOptions, StartedRun, followed_by, overriding
@@ -18,8 +20,6 @@ from .strategy import ScheduledStrategy
 from .timed_grid import (
     LATE,
     LOGGER,
-    TIMEOUT,
-    UNDELIVERABLE,
     Exchange,
     SpareExchange,
     TimedExchange,

@@ -17,6 +17,14 @@ from numpy.typing import NDArray
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
 from flower_scheduling.errors import ConfigError, InvalidReplyError
+from flower_scheduling.reasons import (
+    BAD_WEIGHT,
+    CLIENT_ERROR,
+    NOT_FINITE,
+    TOO_LARGE,
+    WRONG_ARRAYS,
+    WRONG_RECORDS,
+)
 
 from .updates.pieces import largest_magnitude, pieces
 
@@ -28,22 +36,6 @@ Signature: TypeAlias = tuple[str, str, frozenset[str]]
 A key is written ``:key``, or ``3:key`` if its value is a list of three: Flower averages lists item
 by item, and stops as well where they differ in length.
 """
-
-
-CLIENT_ERROR = "client error"
-"""Failure of a client whose app raised."""
-WRONG_RECORDS = "wrong records"
-"""Failure of a reply that has other records than one of arrays and one of metrics."""
-WRONG_ARRAYS = "wrong arrays"
-"""Failure of a reply whose arrays have other keys, shapes or dtypes than the model's."""
-NOT_FINITE = "not finite"
-"""Failure of a reply with infinities or NaN where the model has none."""
-BAD_WEIGHT = "bad weight"
-"""Failure of a reply without a number of examples, or with more than one can have."""
-TOO_LARGE = "too large"
-"""Failure of a reply with values, or an update with a norm, beyond what is sensible."""
-OTHER_NAMES = "other names"
-"""Failure of a reply whose record or metric names differ from the other clients'."""
 
 
 LARGEST_VALUE = 1e15

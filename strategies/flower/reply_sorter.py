@@ -13,14 +13,12 @@ from typing import Any, Final
 from flwr.app import ArrayRecord, Message
 
 from flower_scheduling.errors import InvalidReplyError
+from flower_scheduling.reasons import BAD_WEIGHT, OTHER_NAMES, TIMEOUT, WRONG_ARRAYS
 
 from .arm_table import ArmTable
 from .rate_limited_log import RateLimitedLog
 from .record import ArmResult, failure_kind
 from .replies import (
-    BAD_WEIGHT,
-    OTHER_NAMES,
-    WRONG_ARRAYS,
     ArraySpec,
     ReplyChecker,
     Signature,
@@ -28,7 +26,7 @@ from .replies import (
     client_timing,
 )
 from .schema_vote import SchemaVote
-from .timed_grid import TIMEOUT, Exchange
+from .timed_grid import Exchange
 from .updates.free_riders import FreeRiders
 
 _MAX_REASON_LENGTH: Final = 300  # text of a client, which goes to log and record

@@ -16,6 +16,14 @@ from flower_scheduling.allocator import give_back
 from flower_scheduling.client.wire.arrays import decode_array, encode_array
 from flower_scheduling.client.wire.protocol import REPORT, REQUEST
 from flower_scheduling.errors import SchedulingError, TooFewClientsError
+from flower_scheduling.reasons import (
+    AGGREGATION,
+    NO_EXAMPLES,
+    NO_REPLIES,
+    NOBODY_AVAILABLE,
+    NOT_CONFIGURED,
+    QUORUM,
+)
 
 from ..base import Explanation, FloatArray, Selection
 from .grids import SelectedNodesGrid
@@ -137,7 +145,7 @@ class ModelStep:
         wrapped = self._parts.wrapped
         arrays, metrics = wrapped.aggregate_train(self.number, replies, consume=consume)
         if arrays is None:
-            self.no_step = "aggregation"
+            self.no_step = AGGREGATION
             return None, metrics
         model = fitted(arrays, self._arrays, self.specs)
         before = {key: spec.shape for key, spec in self.specs.items()}
@@ -150,7 +158,7 @@ class ModelStep:
 
     def _failed(self, error: Exception) -> tuple[None, None]:
         LOGGER.warning("round %d: no step, aggregation failed: %s", self.number, error)
-        self.no_step = "aggregation"
+        self.no_step = AGGREGATION
         return None, None
 
     def _free(self) -> None:
@@ -225,7 +233,7 @@ class TrainingRound(ModelStep):
         if self.arms:  # without those that have had their largest share
             self._available = np.flatnonzero(self._selection.context.available).tolist()
         else:
-            self.no_step = "quorum" if table.num_available else "nobody-available"
+            self.no_step = QUORUM if table.num_available else NOBODY_AVAILABLE
         self.deadline_s = parts.deadline.of(self.arms)
         self._begin_s = parts.timed.now()
 
@@ -242,7 +250,7 @@ class TrainingRound(ModelStep):
         except TooFewClientsError as error:
             if len(self.arms) == parts.policy.num_selected:
                 raise SchedulingError(f"{name}: {error}") from None
-            messages, self.no_step = [], "quorum"
+            messages, self.no_step = [], QUORUM
         destinations = [message.metadata.dst_node_id for message in messages]
         if len(set(destinations)) != len(destinations) or not set(destinations) <= set(nodes):
             raise SchedulingError(
@@ -266,7 +274,7 @@ class TrainingRound(ModelStep):
         mask[self.arms] = True
         self._selection = Selection(self._selection.context, mask, self._selection.drawn)
         if not self.arms:
-            self.no_step = self.no_step or "not-configured"
+            self.no_step = self.no_step or NOT_CONFIGURED
         if not parts.told_of_subset:
             parts.told_of_subset = True
             LOGGER.warning(
@@ -347,10 +355,10 @@ class TrainingRound(ModelStep):
         if self.no_step is not None:
             return None, None
         if not found.updates:
-            self.no_step = "no-examples" if found.empty else "no-replies"
+            self.no_step = NO_EXAMPLES if found.empty else NO_REPLIES
             return None, None
         if len(found.updates) < quorum:
-            self.no_step = "quorum"
+            self.no_step = QUORUM
             return None, None
         try:
             return self._aggregated(replies, consume)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from flower_scheduling.reasons import TIMEOUT
+
 from ..base import check_real
 from ..deadline import AUTO, AutoDeadline, GivenDeadline
 from .arm_table import ArmTable
-from .timed_grid import TIMEOUT, Exchange
+from .timed_grid import Exchange
 
 _UNIT: Final = 3.0
 """tau_max of a policy that learns rewards, in times of the slowest of the first N arms."""

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError, one_line
+from flower_scheduling.reasons import TIMEOUT
 
 from ..base import SchedulingPolicy, check_count, check_real
 from ..deadline import AUTO, GivenDeadline
@@ -36,7 +37,7 @@ from .round_deadline import RoundDeadline
 from .round_log import RoundLog
 from .spares import SpareClients
 from .state import load_strategy_state, strategy_state
-from .timed_grid import LOGGER, TIMEOUT, SpareExchange, TimedExchange, TimedGrid
+from .timed_grid import LOGGER, SpareExchange, TimedExchange, TimedGrid
 from .updates.pieces import is_finite
 from .wrapped import WrappedStrategy
 

@@ -12,16 +12,13 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flower_scheduling._flwr import NodeInfo
+from flower_scheduling.reasons import TIMEOUT, UNDELIVERABLE
 
 from .grids import GridWrapper
 
 LOGGER = logging.getLogger("flwr.scheduling")  # below Flower's logger: its handlers and level serve
 _LOOK_S = 1.0  # longest pause between two queries of the connected nodes
 
-TIMEOUT = "timeout"
-"""Failure of a message that was not answered before the deadline."""
-UNDELIVERABLE = "undeliverable"
-"""Failure of a message that the grid would not take."""
 LATE = "late"
 """No failure: the message was not answered yet when enough others were."""
 

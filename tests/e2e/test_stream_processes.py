@@ -16,9 +16,9 @@ from flwr.app import Message, MessageType, RecordDict
 from paths import ROOT
 from waiting import PATIENCE_S, until
 
+from flower_scheduling.reasons import LOST
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import StreamGrid
-from flower_scheduling.server.transport.requests import LOST
 from flower_scheduling.strategies.flower import TIMEOUT, Exchange
 
 pytestmark = pytest.mark.e2e

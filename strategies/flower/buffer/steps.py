@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import (
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.protocol import REPEAT, REPORT, REQUEST
 from flower_scheduling.errors import ConfigError, SchedulingError, TooFewClientsError
+from flower_scheduling.reasons import NO_EXAMPLES, NO_REPLIES, NOBODY_AVAILABLE, QUORUM, STALE
 
 from ...base import (
     BoolArray,
@@ -44,8 +45,6 @@ from ..wrapped import has_own, quorum_of, strategies_of
 from .channel_grid import ChannelGrid
 from .staleness import rebased
 
-STALE: Final = "stale"
-"""Failure of an update that began from too old a model."""
 _FIXED_SET: Final = (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -276,8 +275,8 @@ class BufferedStep(ModelStep):
         if not parts.free_form:
             updates = self._drop_odd(updates)
         if not updates or len(updates) < parts.wrapped.quorum:
-            none = "no-examples" if self.any_empty else "no-replies"
-            self.no_step = "quorum" if updates else none
+            none = NO_EXAMPLES if self.any_empty else NO_REPLIES
+            self.no_step = QUORUM if updates else none
             return None, None
         try:
             return self._aggregated(self._presented(updates, options, weights), consume=True)
@@ -532,7 +531,7 @@ class Channels:
         self._fill(one, arrays, config, begin_s)
         if not self._work:
             there = parts.membership.table.num_available
-            one.no_step = "quorum" if there else "nobody-available"
+            one.no_step = QUORUM if there else NOBODY_AVAILABLE
         return bool(self._work)
 
     def _end(self, one: BufferedStep, exchange: Exchange) -> None:

@@ -10,13 +10,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from flower_scheduling.client.wire.arrays import decode_array
+from flower_scheduling.reasons import FREE_RIDER
 
 from ...base import BoolArray, IntArray
 from ..replies import Change, Update, of_kind
 from .pieces import AnyArray, pieces
 
-FREE_RIDER: Final = "free-rider"
-"""Failure of an update that is the model as it was sent, or another client's."""
 UNCHANGED: Final = Change("", -1, b"")
 """Of an update that is the model as it was sent."""
 

@@ -20,10 +20,10 @@ from flower_scheduling.client.stream import StreamClient
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.compression import known_kinds
 from flower_scheduling.client.wire.packing import pack
+from flower_scheduling.reasons import UNREADABLE
 from flower_scheduling.server.transport import messages
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import StreamGrid
-from flower_scheduling.server.transport.messages import UNREADABLE
 from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy
 
 MODEL = (0.05 * np.random.default_rng(0).standard_normal((300, 100))).astype(np.float32)

@@ -56,10 +56,9 @@ from flower_scheduling.errors import (
     VersionMismatch,
     WireError,
 )
+from flower_scheduling.reasons import LOST, UNREADABLE
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import StreamGrid
-from flower_scheduling.server.transport.messages import UNREADABLE
-from flower_scheduling.server.transport.requests import LOST
 from flower_scheduling.strategies.flower import (
     LATE,
     TIMEOUT,

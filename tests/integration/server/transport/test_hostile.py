@@ -32,9 +32,9 @@ import flower_scheduling.server.transport.servicer
 from flower_scheduling.client.stream import StreamClient
 from flower_scheduling.client.wire import chunks
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.reasons import UNREADABLE
 from flower_scheduling.server.transport.connection import node_id_of
 from flower_scheduling.server.transport.grid import StreamGrid
-from flower_scheduling.server.transport.messages import UNREADABLE
 from flower_scheduling.strategies.flower import (
     Exchange,
     RoundRecord,

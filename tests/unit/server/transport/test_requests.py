@@ -8,8 +8,9 @@ import queue
 import pytest
 
 from flower_scheduling.client.wire import frames as wire
+from flower_scheduling.reasons import LOST
 from flower_scheduling.server.transport import requests
-from flower_scheduling.server.transport.requests import LOST, Request, RequestTable
+from flower_scheduling.server.transport.requests import Request, RequestTable
 from flower_scheduling.strategies.flower import TIMEOUT
 
 A, B = 100, 200  # node ids

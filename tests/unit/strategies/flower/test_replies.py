@@ -13,15 +13,14 @@ from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
 
 from flower_scheduling.errors import ConfigError, InvalidReplyError
-from flower_scheduling.strategies.flower.replies import (
+from flower_scheduling.reasons import (
     BAD_WEIGHT,
     NOT_FINITE,
     TOO_LARGE,
     WRONG_ARRAYS,
     WRONG_RECORDS,
-    ArraySpec,
-    ReplyChecker,
 )
+from flower_scheduling.strategies.flower.replies import ArraySpec, ReplyChecker
 from flower_scheduling.strategies.flower.schema_vote import SchemaVote
 
 SPECS = {"w": ArraySpec((2,), np.dtype(np.float32))}
