@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: simulate test test-all test-oldest lint links check verify-images pictures soak bench clean
+.PHONY: simulate test test-all test-oldest lint links check site saving paper-page verify-images pictures soak bench clean
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m simulation demo
@@ -54,6 +54,21 @@ links:
 
 check: lint test-all
 
+# The documentation as a folder of pages, site/index.html, which needs no server and no network.
+site: links $(VENV)/.installed-docs
+	$(BIN)/python -m mkdocs build --strict --quiet --clean
+
+# The picture of the README, measured anew; the paper's figures and the page that shows them. Without
+# PAPER the whole of the paper is computed, in some 20 minutes on two cores.
+saving: $(VENV)/.installed
+	$(BIN)/python docs/saving/draw_saving.py --measure
+
+PAPER ?= --quick
+paper-page: $(VENV)/.installed
+	$(BIN)/python -m simulation paper $(PAPER) --out runs/paper-page
+	cp runs/paper-page/figures/*.svg runs/paper-page/results.json docs/paper/figures/
+	$(BIN)/python -m simulation paper-page docs/paper/results.json docs/paper/claims.md --figures docs/paper/figures
+
 # Builds the container images and runs a fleet from them, without Docker. Exit code 2: it cannot run
 # here, which is a failure in CI alone.
 verify-images: $(VENV)/.installed-dev
@@ -62,7 +77,7 @@ verify-images: $(VENV)/.installed-dev
 pictures: links $(VENV)/.installed-dev
 	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python -m pytest tests/e2e/test_page_browser.py
-	cp artifacts/page-why.png artifacts/page-fleet.png artifacts/page-channels.png artifacts/page-runs.png docs/
+	cp artifacts/page-why.png artifacts/page-fleet.png artifacts/page-channels.png artifacts/page-runs.png docs/how-to/
 
 soak: $(VENV)/.installed-dev
 	SOAK_S=600 SOAK_SEED=$$(date +%s) $(BIN)/python -m pytest tests/faults -s
@@ -89,6 +104,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[simulation,page]'
 	touch $@
 
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	touch $@
+
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
-	touch $@ $(VENV)/.installed
+	touch $@ $(VENV)/.installed $(VENV)/.installed-docs

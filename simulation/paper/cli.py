@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import tomli_w
@@ -93,7 +95,7 @@ def paper(
         [*program_name().split(), "paper", *(["--quick"] if quick else [])]
         + [part for pair in pairs for part in ("--set", pair)]
     )
-    found = results_of(config, claims, quick=quick, command=command)
+    found = results_of(config, claims, figures, quick=quick, command=command)
     (out / "config.toml").write_text(tomli_w.dumps(dict(config.to_mapping())), encoding="utf-8")
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     (out / "results.json").write_text(text, encoding="utf-8")
@@ -106,14 +108,27 @@ def paper(
 @click.command("paper-page", short_help="Write the page of the documentation on RESULTS.")
 @click.argument("results", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
-def paper_page(results: Path, target: Path) -> None:
+@click.option(
+    "--figures",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder of the figures to show, and of the results file that they are from.",
+)
+def paper_page(results: Path, target: Path, figures: Path) -> None:
     """Write the documentation's page TARGET from a RESULTS file of `paper`."""
-    try:
-        found = load_results(results)
-    except ValueError as error:
-        raise click.UsageError(f"{results}: {error}") from None
-    target.write_text(page(found), encoding="utf-8")
+    found, drawn = (_loaded(path) for path in (results, figures / "results.json"))
+    if "figures" not in drawn:
+        raise click.UsageError(f"{figures}: its results.json names no figures: run paper again")
+    folder = os.path.relpath(figures, target.parent)
+    target.write_text(page(found, drawn, Path(folder).as_posix()), encoding="utf-8")
     click.echo(f"written  {target}")
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    try:
+        return load_results(path)
+    except ValueError as error:
+        raise click.UsageError(f"{path}: {error}") from None
 
 
 def _pairs(pairs: Sequence[str]) -> dict[str, str]:

@@ -20,9 +20,14 @@ _TITLE: Final = "What the paper claims and what we measure"
 
 
 def results_of(
-    config: PaperConfig, claims: Sequence[Claim], *, quick: bool, command: str
+    config: PaperConfig,
+    claims: Sequence[Claim],
+    figures: Sequence[FigureData],
+    *,
+    quick: bool,
+    command: str,
 ) -> dict[str, Any]:
-    """Return the contents of ``results.json``: verdicts, settings, versions, commit.
+    """Return the contents of ``results.json``: verdicts, figures, settings, versions, commit.
 
     Parameters
     ----------
@@ -30,6 +35,8 @@ def results_of(
         Settings.
     claims : sequence of Claim
         Verdicts.
+    figures : sequence of FigureData
+        What was drawn, in order.
     quick : bool
         Whether it is a quick look.
     command : str
@@ -43,6 +50,10 @@ def results_of(
         "versions": installed_versions(),
         "settings": dict(config.to_mapping()),
         "claims": [claim.to_dict() for claim in claims],
+        "figures": [
+            {"name": figure.name, "title": figure.title, "caption": figure.caption}
+            for figure in figures
+        ],
     }
 
 
@@ -85,8 +96,18 @@ def write_report(
     path.write_text(text, encoding="utf-8")
 
 
-def page(results: Mapping[str, Any]) -> str:
-    """Return the documentation's page, Markdown made of a results file alone."""
+def page(results: Mapping[str, Any], drawn: Mapping[str, Any], folder: str) -> str:
+    """Return the documentation's page, Markdown made of results files alone.
+
+    Parameters
+    ----------
+    results : mapping
+        What the verdicts are from.
+    drawn : mapping
+        What the figures are from, perhaps a quick look.
+    folder : str
+        Where their SVG files are, seen from the page.
+    """
     counts = _counts(results)
     lines = [
         f"# {_TITLE}",
@@ -100,17 +121,30 @@ def page(results: Mapping[str, Any]) -> str:
         f"{counts[HOLDS]} claims hold, {counts[DOES_NOT_HOLD]} do not, {counts[NOT_RESOLVED]} are "
         f"not resolved.{' A quick look: few repetitions.' if results['quick'] else ''} With so",
         "many verdicts one or two may be wrong by chance. “As printed” is the paper's algorithm,",
-        "which truncates its index at 1; “untruncated” leaves that out.",
+        "which truncates its index at 1; “untruncated” leaves that out. The",
+        "[glossary](../glossary.md) has the words.",
         "",
-        "This page is made from `docs/paper-results.json`:",
+        "`make paper-page` computes the figures anew and makes this page from them and from",
+        "`docs/paper/results.json`, which the whole computation has written:",
         "",
         "```console",
         f"$ {results['command']}    # writes results.json, figures, data and report.html",
-        "$ python -m simulation paper-page docs/paper-results.json docs/paper.md",
         "```",
         "",
-        f"{listed_versions(results['versions'])}; commit {results['commit']}; "
-        f"seed {results['settings']['seed']}.",
+        "An interrupted computation goes on where it was, and changed settings compute only what",
+        "they change:",
+        "",
+        "```console",
+        "$ python -m simulation paper --quick                        # few seeds, some two minutes",
+        "$ python -m simulation paper --figure ideal-gap --set ideal-rounds=10000",
+        "$ python -m simulation paper --settings                     # what --set can change",
+        "```",
+        "",
+        "Figures that are asked for by name go to `single/`.",
+        "",
+        "## Claims",
+        "",
+        _made_by(results),
         "",
         "| claim | measured | estimate | verdict |",
         "|---|---|---|---|",
@@ -124,6 +158,14 @@ def page(results: Mapping[str, Any]) -> str:
             f"**{claim['verdict']}**",
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", "## Figures", "", _made_by(drawn)]
+    if drawn["quick"]:
+        lines += ["", "They are of a quick look with few repetitions, so their bands are wider"]
+        lines += ["than the intervals above."]
+    for figure in drawn["figures"]:
+        lines += ["", f"### {figure['title']}", "", f"![{figure['title']}]"]
+        lines[-1] += f"({folder}/{figure['name']}.svg)"
+        lines += ["", figure["caption"]]
     lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
     lines += [f"| `{key}` | {value} |" for key, value in results["settings"].items()]
     return "\n".join(lines) + "\n"
@@ -142,6 +184,13 @@ def load_results(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("schema") != SCHEMA or not wanted <= found.keys():
         raise ValueError(f"{path} is no results.json of this version")
     return found
+
+
+def _made_by(results: Mapping[str, Any]) -> str:
+    return (
+        f"Made by `{results['command']}`: {listed_versions(results['versions'])}; "
+        f"commit {results['commit']}; seed {results['settings']['seed']}."
+    )
 
 
 def shown(estimate: Mapping[str, Any], unit: str) -> str:

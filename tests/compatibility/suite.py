@@ -1,4 +1,4 @@
-"""Run public Flower apps, as they are, scheduled by this project; write docs/compatibility.md.
+"""Run public Flower apps, as they are, scheduled by this project; write the page about it.
 
     python tests/compatibility/suite.py FOLDER_OF_APPS [--app NAME]... [--out FILE]
 
@@ -501,7 +501,7 @@ RUNTIMES: Final = {
 
 
 _LEGEND: Final = """\
-Made by `python tests/compatibility/suite.py FOLDER_OF_APPS --out docs/compatibility.md`: each app
+Made by `python tests/compatibility/suite.py FOLDER_OF_APPS --out FILE`: each app
 runs a few rounds with few clients, its code unchanged but for one line that wraps its strategy as
 the README says. Of its settings the number of rounds is changed; for `fl-dp-sa` the shares of its
 secret sharing too (its own want 35 clients), `flower-secure-aggregation` runs without its

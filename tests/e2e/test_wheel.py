@@ -49,12 +49,14 @@ class Installed:
         )  # fmt: skip
 
     @contextlib.contextmanager
-    def running(self, folder: Path, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    def running(
+        self, folder: Path, log: Path, *command: str, path: str = ""
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """Run a program beside the block, and end it there."""
         with log.open("wb") as output:
             process = subprocess.Popen(
                 self._command(*command),
-                cwd=folder, env=self._environment(), stdout=output, stderr=subprocess.STDOUT,
+                cwd=folder, env=self._environment(path), stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
             yield process
@@ -364,6 +366,51 @@ def test_an_app_of_any_layout_trains_on_our_streams(
         ):
             assert server.wait(RUN_S) == 0, said.read_text() + heard.read_text()
     assert DONE in said.read_text()
+
+
+HIDDEN: Final = ("matplotlib", "torch", "torchvision", "scipy", "jinja2", "prometheus_client")
+"""What extras bring and Flower does not."""
+
+
+def test_a_device_needs_nothing_that_extras_bring(
+    installed: Installed, wheel: Path, tmp_path: Path
+) -> None:
+    """An app of numpy alone is trained where none of it can be imported."""
+    metadata = zipfile.ZipFile(wheel)
+    name = next(each for each in metadata.namelist() if each.endswith("/METADATA"))
+    lines = metadata.read(name).decode().splitlines()
+    core = [line for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
+    required = {re.split(r"[^\w-]", line.removeprefix("Requires-Dist: "))[0] for line in core}
+    assert "flwr" in required
+    assert not required & {each.replace("_", "-") for each in HIDDEN}
+
+    folder = tmp_path / "app"
+    shutil.copytree(ROOT / "examples/foreign-app", folder)
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({HIDDEN!r}))  # importing one raises\n"
+    )
+    path = str(tmp_path / "path")
+    assert installed.run(tmp_path, "python", "-c", "import matplotlib", path=path).returncode == 1
+    said = tmp_path / "server.log"
+    serve = ("flower-server", "--app", "wind.server_app:app", "--address", "127.0.0.1:0")
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(installed.running(folder, said, *serve, path=path))
+
+        def port() -> str:
+            assert server.poll() is None, said.read_text()
+            found = re.search(r"listening on 127\.0\.0\.1:(\d+)", said.read_text())
+            return found[1] if found else ""
+
+        at = ("--server", f"127.0.0.1:{until(port)}", "--app", "wind.client_app:app")
+        for number in range(2):
+            device = ("--name", f"dev-{number}", "--node-config", f"partition-id={number}")
+            log = tmp_path / f"client-{number}.log"
+            stack.enter_context(
+                installed.running(folder, log, "flower-client", *at, *device, path=path)
+            )
+        assert server.wait(RUN_S) == 0, said.read_text()
+    assert "[ROUND 10/10]" in said.read_text()
 
 
 def test_an_app_of_any_layout_trains_as_a_script(installed: Installed, tmp_path: Path) -> None:

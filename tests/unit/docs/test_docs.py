@@ -13,25 +13,30 @@ from flower_scheduling import ScheduledStrategy
 from flower_scheduling.simulation.benchmark import training_track
 from flower_scheduling.simulation.benchmark.results import markdown
 from flower_scheduling.simulation.benchmark.scenario import suite
+from flower_scheduling.simulation.paper.figures import FIGURES
 from flower_scheduling.simulation.paper.html_report import load_results, page
 from flower_scheduling.simulation.paper.settings import PaperConfig
 
 
 def test_documentation_page_is_made_of_its_results_file() -> None:
-    results = load_results(ROOT / "docs" / "paper-results.json")
-    assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == page(results)
+    results = load_results(ROOT / "docs/paper/results.json")
+    drawn = load_results(ROOT / "docs/paper/figures/results.json")
+    text = (ROOT / "docs/paper/claims.md").read_text(encoding="utf-8")
+    assert text == page(results, drawn, "figures")
+    files = {path.stem for path in (ROOT / "docs/paper/figures").glob("*.svg")}
+    assert files == {figure["name"] for figure in drawn["figures"]} == set(FIGURES)
     assert not results["quick"]
     assert results["settings"] == PaperConfig().to_mapping(), "the paper's settings, nothing tuned"
 
 
 def test_tables_of_the_guidance_are_made_of_their_results() -> None:
-    text = (ROOT / "docs" / "which-policy.md").read_text(encoding="utf-8")
-    found = list(csv.DictReader((ROOT / "docs" / "league.csv").read_text().splitlines()))
+    text = (ROOT / "docs/policies/which-policy.md").read_text(encoding="utf-8")
+    found = list(csv.DictReader((ROOT / "docs/policies/league.csv").read_text().splitlines()))
     assert {row["scenario"] for row in found} == set(suite())
     header = next(line for line in text.splitlines() if line.startswith("| scenario |"))
     shown = [name.strip(" `") for name in header.strip("|").split("|")[1:]]
     assert markdown(found, shown) in text
-    runs = json.loads((ROOT / "docs" / "league-training.json").read_text())
+    runs = json.loads((ROOT / "docs/policies/league-training.json").read_text())
     assert training_track.markdown(runs) in text
 
 
@@ -52,7 +57,7 @@ def described_arguments() -> dict[str, str]:
 
 
 def test_the_table_of_arguments_is_made_of_the_docstring() -> None:
-    text = (ROOT / "docs" / "own-app.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to/own-app.md").read_text(encoding="utf-8")
     table = text.split("| argument | default | what it is |\n|---|---|---|\n")[1].split("\n\n")[0]
     rows = described_arguments()
     shown = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)

@@ -13,7 +13,7 @@ from flower_scheduling.strategies import SchedulingPolicy, parse_options
 from flower_scheduling.strategies.testing import check_policy
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/own-policy.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/own-policy.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples/own-policy"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

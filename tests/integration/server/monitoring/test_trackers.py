@@ -47,7 +47,7 @@ from flower_scheduling.simulation.engine.runner import Simulation
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 from flower_scheduling.strategies.flower import LOGGER, RoundRecord, failure_kind
 
-PAGE = (ROOT / "docs/trackers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/trackers.md").read_text(encoding="utf-8")
 # mlflow-skinny 3.17 uses a loader that SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader")
 

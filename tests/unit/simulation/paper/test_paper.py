@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 from scipy.stats import ttest_1samp
 from waiting import until
 
@@ -88,8 +89,13 @@ def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
         assert message in line
     file = tmp_path / "none.json"
     file.write_text("{}")
-    assert main(["paper-page", str(file), str(tmp_path / "page.md")]) == 2
+    wanted = ["paper-page", str(file), str(tmp_path / "page.md"), "--figures"]
+    assert main([*wanted, str(tmp_path)]) == 2
     assert "no results.json" in capsys.readouterr().err
+    (tmp_path / "results.json").write_bytes((ROOT / "docs/paper/results.json").read_bytes())
+    wanted[1] = str(tmp_path / "results.json")  # of a version that named no figures
+    assert main([*wanted, str(tmp_path)]) == 2
+    assert "names no figures" in capsys.readouterr().err
 
 
 def test_checkpoints_hold_what_claims_ask_for() -> None:
@@ -386,10 +392,15 @@ def test_all_of_it_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     found = load_results(two / "results.json")
     assert {claim["verdict"] for claim in found["claims"]} <= {HOLDS, DOES_NOT_HOLD, NOT_RESOLVED}
     assert found["settings"]["drops"] == 3
-    assert main(["paper-page", str(two / "results.json"), str(tmp_path / "page.md")]) == 0
+    (two / "figures" / "results.json").write_bytes((two / "results.json").read_bytes())
+    wanted = ["paper-page", str(two / "results.json"), str(tmp_path / "page.md")]
+    assert main([*wanted, "--figures", str(two / "figures")]) == 0
     text = (tmp_path / "page.md").read_text()
-    assert text == page(found)
+    assert text == page(found, found, "two/figures")
     assert text.count("\n| ") >= len(found["claims"])
+    for path in re.findall(r"!\[.*\]\((.*)\)", text):
+        assert (tmp_path / path).is_file()
+    assert text.count("![") == len(FIGURES)
 
     # Once more: nothing is computed, the same comes out. A figure by itself, with one process and
     # from nothing: the same numbers.
