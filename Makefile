@@ -56,7 +56,7 @@ check: lint test-all
 
 # The documentation as a folder of pages, site/index.html, which needs no server and no network.
 site: links $(VENV)/.installed-docs
-	$(BIN)/python -m mkdocs build --strict --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The picture of the README, measured anew; the paper's figures and the page that shows them. Without
 # PAPER the whole of the paper is computed, in some 20 minutes on two cores.

@@ -124,23 +124,19 @@ def page(results: Mapping[str, Any], drawn: Mapping[str, Any], folder: str) -> s
         "which truncates its index at 1; “untruncated” leaves that out. The",
         "[glossary](../glossary.md) has the words.",
         "",
-        "`make paper-page` computes the figures anew and makes this page from them and from",
-        "`docs/paper/results.json`, which the whole computation has written:",
-        "",
         "```console",
-        f"$ {results['command']}    # writes results.json, figures, data and report.html",
-        "```",
-        "",
-        "An interrupted computation goes on where it was, and changed settings compute only what",
-        "they change:",
-        "",
-        "```console",
+        f"$ {results['command']}                                # some 20 minutes on two cores",
         "$ python -m simulation paper --quick                        # few seeds, some two minutes",
         "$ python -m simulation paper --figure ideal-gap --set ideal-rounds=10000",
         "$ python -m simulation paper --settings                     # what --set can change",
         "```",
         "",
-        "Figures that are asked for by name go to `single/`.",
+        "These commands compute every figure of the paper's numerical section and four of our own.",
+        "`runs/paper/` gets `report.html`, one file for a browser, `figures/` (PNG and SVG), `data/`",
+        "(the numbers, CSV) and `results.json`; figures that are asked for by name go to `single/`.",
+        "An interrupted computation goes on where it was, and changed settings compute only what",
+        "they change. `make paper-page` draws the figures below anew and makes this page from them",
+        "and from `docs/paper/results.json`.",
         "",
         "## Claims",
         "",
@@ -160,8 +156,8 @@ def page(results: Mapping[str, Any], drawn: Mapping[str, Any], folder: str) -> s
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## Figures", "", _made_by(drawn)]
     if drawn["quick"]:
-        lines += ["", "They are of a quick look with few repetitions, so their bands are wider"]
-        lines += ["than the intervals above."]
+        lines += ["", "These are a quick look with few repetitions: their bands are wider than the"]
+        lines += ["intervals above."]
     for figure in drawn["figures"]:
         lines += ["", f"### {figure['title']}", "", f"![{figure['title']}]"]
         lines[-1] += f"({folder}/{figure['name']}.svg)"
