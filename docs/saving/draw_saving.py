@@ -171,11 +171,16 @@ def draw(data: dict[str, Any]) -> Figure:
             accuracy.plot([reached] * 2, [0, data["target_accuracy"]], ":", color=colour)
             text = f"{reached:.0f} s"
             accuracy.annotate(text, (reached, 0.02), (3, 0), textcoords="offset points")
+            accuracy.plot(reached, data["target_accuracy"], "o", color=colour, markersize=5)
         rounds = range(1, len(run["round_s"]) + 1)
         length.plot(rounds, sorted(run["round_s"]), style, color=colour)
     accuracy.set(ylim=(0, 1), xlabel="time [s]", ylabel="test accuracy", xlim=(0, None))
     accuracy.axhline(data["target_accuracy"], color="0.6", linewidth=0.8)
-    accuracy.legend(loc="center right")
+    accuracy.annotate(
+        f"{data['target_accuracy']:.0%}", (0, data["target_accuracy"]), (3, 3),
+        textcoords="offset points",
+    )  # fmt: skip
+    figure.legend(*accuracy.get_legend_handles_labels(), loc="outside upper left", ncols=2)
     length.set(
         xlabel="rounds, the shortest first", ylabel="length of the round [s]", ylim=(0, None)
     )
