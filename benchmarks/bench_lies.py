@@ -1,6 +1,6 @@
 """What a client gets by lying, and by doing nothing, with and without what stands against it.
 
-    python benchmarks/bench_lies.py            # the table of docs/robustness.md
+    python benchmarks/bench_lies.py            # the table of docs/policies/robustness.md
     python benchmarks/bench_lies.py --write    # and put it there
 
 Twenty clients with a mixture of digits of their own, five at work, over the paper's radio links in
@@ -29,7 +29,7 @@ from flower_scheduling.simulation.environments.paper import Environment, RoundDr
 from flower_scheduling.simulation.settings import SCENARIOS, SimulationConfig
 from flower_scheduling.strategies.flower import RoundRecord
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "robustness.md"
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "policies" / "robustness.md"
 MARK: Final = "<!-- bench_lies.py -->\n"
 LIAR, FREE_RIDER, HONEST = "liar", "free rider", "honest"
 ROUNDS, SEEDS = 200, range(2)

@@ -12,7 +12,14 @@ _GENERAL: Final = "General"
 _UNBROKEN: Final = "\N{NON-BREAKING HYPHEN}"
 # The options of each section, in the order of the help texts; all others are general.
 SECTIONS: Final = {
-    "App": ("app", "run-config", "node-config", "restart-after"),
+    "App": (
+        "app",
+        "server-app",
+        "client-app",
+        "run-config",
+        "node-config",
+        "restart-after",
+    ),
     "Scheduling": (
         "strategy",
         "strategy-option",
@@ -46,7 +53,7 @@ SECTIONS: Final = {
         "client-eval-every",
         "seed",
     ),
-    "Data": ("partitioner", "data-dir", "partition-id", "num-partitions", "slots"),
+    "Data": ("dataset", "partitioner", "data-dir", "partition-id", "num-partitions", "slots"),
     "Fleet": (
         "scenario",
         "num-clients",
@@ -62,6 +69,8 @@ SECTIONS: Final = {
     "Link and computing": (
         "link",
         "compute",
+        "compute-factor",
+        "times",
         "base-rate",
         "samples-per-round",
         "slowdowns",

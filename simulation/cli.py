@@ -142,7 +142,7 @@ def cli(
 
     Begin with the command demo. Without a command it is one run: CS-UCB-Q in the paper's non-ideal
     scenario, until a stated accuracy, or with --app FOLDER any other Flower app
-    (docs/simulate-your-app.md).
+    (docs/how-to/simulate-your-app.md).
     """
     if context.invoked_subcommand != "watch":  # it draws and computes nothing
         require_extra("the simulation", "simulation")

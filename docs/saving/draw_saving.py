@@ -159,23 +159,26 @@ def digest(data: dict[str, Any]) -> str:
 
 def draw(data: dict[str, Any]) -> Figure:
     """Return the picture: accuracy against seconds, and the length of each round."""
-    from flower_scheduling.simulation.plots import BLUE, ORANGE, new_figure
+    from flower_scheduling.palette import looks
+    from flower_scheduling.simulation import plots
 
-    figure, (accuracy, length) = new_figure((9, 3.6), 1, 2)
-    for strategy, colour, style in ((RANDOM, ORANGE, "--"), (OURS, BLUE, "-")):
+    figure, (accuracy, length) = plots.new_figure((9, 3.6), 1, 2)
+    for strategy, look in looks((RANDOM, OURS)).items():
+        style = {**plots.line(look), "marker": None}
+        colour = style["color"]
         run = data["runs"][strategy]
         label = f"{strategy} (default)" if strategy == OURS else strategy
         times, values = zip(*run["evaluated"], strict=True)
-        accuracy.plot(times, values, style, color=colour, label=label)
+        accuracy.plot(times, values, label=label, **style)
         if (reached := seconds_to_target(data, strategy)) is not None:
             accuracy.plot([reached] * 2, [0, data["target_accuracy"]], ":", color=colour)
             text = f"{reached:.0f} s"
             accuracy.annotate(text, (reached, 0.02), (3, 0), textcoords="offset points")
             accuracy.plot(reached, data["target_accuracy"], "o", color=colour, markersize=5)
         rounds = range(1, len(run["round_s"]) + 1)
-        length.plot(rounds, sorted(run["round_s"]), style, color=colour)
+        length.plot(rounds, sorted(run["round_s"]), **style)
     accuracy.set(ylim=(0, 1), xlabel="time [s]", ylabel="test accuracy", xlim=(0, None))
-    accuracy.axhline(data["target_accuracy"], color="0.6", linewidth=0.8)
+    plots.mark(accuracy, data["target_accuracy"], "target")
     accuracy.annotate(
         f"{data['target_accuracy']:.0%}", (0, data["target_accuracy"]), (3, 3),
         textcoords="offset points",
@@ -191,9 +194,11 @@ def draw(data: dict[str, Any]) -> Figure:
 
 def write(data: dict[str, Any], path: Path) -> None:
     """Draw the picture into a file that carries the fingerprint of its data."""
-    from flower_scheduling.simulation.plots import look
+    from flower_scheduling.simulation.plots import styled
 
-    with look("saving", **{"svg.fonttype": "none", "font.size": 11}):
+    # On paper of its own: a picture in a page cannot know whether that is dark.
+    ground = {"figure.facecolor": "white", "savefig.facecolor": "white"}
+    with styled("saving", **{"svg.fonttype": "none", "font.size": 11, **ground}):
         metadata = {"Date": None, "Creator": None, "Description": digest(data)}
         draw(data).savefig(path, metadata=metadata)
 

@@ -216,7 +216,7 @@ def status(
         console.print(status_table(answer))
 
 
-@cli.command()
+@cli.command(short_help="Write a Flower app to begin with into a new folder.")
 @click.argument("folder", metavar="NAME", type=click.Path(path_type=Path))
 def new(folder: Path) -> None:
     """Write a Flower app that runs at once into the new folder NAME, to begin with."""

@@ -1,4 +1,4 @@
-"""The commands of docs/simulate-your-app.md work as they stand there."""
+"""The commands of docs/how-to/simulate-your-app.md work as they stand there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paths import ROOT
 
 from flower_scheduling.simulation.cli import main
 
-GUIDE = (ROOT / "docs" / "simulate-your-app.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "how-to" / "simulate-your-app.md").read_text(encoding="utf-8")
 
 
 def test_every_command_of_the_guide_works(
