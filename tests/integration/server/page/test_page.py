@@ -246,6 +246,31 @@ def test_runs_of_a_folder_want_the_token_too(run: Run, tmp_path: Path) -> None:
             assert visitor.get(path, headers=bearer).status_code == 200, path
 
 
+def test_watch_serves_a_folder_of_runs_until_it_is_stopped(run: Run, tmp_path: Path) -> None:
+    run.write(record(1))
+    code = "import sys; from flower_scheduling.simulation.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "watch", str(tmp_path), "--address", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stderr is not None
+    with process.stderr:
+        found = re.search(r"page at (http://\S+)", process.stderr.readline())
+        assert found is not None
+        with urllib.request.urlopen(f"{found[1]}state", timeout=PATIENCE_S) as answer:
+            assert [each["name"] for each in json.load(answer)["runs"]] == ["run"]
+        process.terminate()
+        assert process.stderr.read().strip() == "stopped"
+    assert process.wait(timeout=PATIENCE_S) == 0
+
+
+def test_a_folder_of_runs_is_not_saved_as_one_page(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.write(record(1))
+    assert main(["watch", str(tmp_path), "--save", str(tmp_path / "page.html")]) == 2
+    assert "must be of one run" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_pages_on_two_ports_of_a_host_do_not_share_a_cookie(run: Run) -> None:
     with visit(run, "192.0.2.7", "s3cret") as visitor:
         cookie = visitor.get("/?token=s3cret").headers["set-cookie"]
