@@ -13,16 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from flower_scheduling.client.wire.addresses import is_loopback, join_host_port, parse_address
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.extras import require_extra
 
 from ..transport.sockets import listen
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8501"
 TOKEN_VARIABLE: Final = "FLOWER_SERVER_PAGE_TOKEN"
@@ -181,7 +178,7 @@ def serve_runs(
 
 
 def _serve(
-    app: Starlette,
+    app: Any,
     address: str,
     token: str | None,
     wait: Callable[[], object],

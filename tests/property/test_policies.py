@@ -68,7 +68,7 @@ def test_arms_that_join_are_tried_first(name, case, count):
 # --- explanations ---------------------------------------------------------------------------------
 
 PART_NAMES = (
-    *("mean", "failures", "bonus", "draw", "queue"),
+    *("mean", "time", "staleness", "failures", "bonus", "draw", "queue"),
     *("accuracy", "loss", "turn", "floor", "weight", "chance"),
 )
 LARGEST = np.finfo(np.float64).max

@@ -771,7 +771,7 @@ def test_only_files_are_written(
     assert (tmp_path / "fifo").is_fifo()
 
 
-@pytest.mark.parametrize("command", ["report", "replay", "watch"])
+@pytest.mark.parametrize("command", ["report", "replay"])
 def test_the_runs_of_a_comparison_are_named(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
