@@ -500,6 +500,9 @@ def test_every_channel_that_was_given_away_is_explained(browser: Browser, tmp_pa
             chips.nth(place).click()
             sentence = visit.text("#why-sentence")
             assert sentence.startswith(f"client-{each['arm'] + 1} got the free channel at")
+            rank = re.search(r"rank (\d+) of (\d+)", sentence)
+            row = page.locator("#why-table tr.picked td").first.inner_text()
+            assert rank is None or row == f"{rank[1]} ✓", "the same rank in the table"
             assert page.locator("#why-table tr.picked th").all_inner_texts() == [
                 f"client-{each['arm'] + 1}"
             ]
@@ -638,6 +641,10 @@ def test_a_saved_page_works_without_its_server(
         download.value.save_as(file)
     with visiting(browser, file.as_uri()) as visit:
         assert visit.text("#state") == "saved: ended"
+        visit.page.click("#settings summary")
+        visit.page.click("#log summary")
+        expect(visit.page.locator("#settings-table")).to_contain_text("cs-ucb-q")
+        assert not visit.page.is_visible("#rounds-csv"), "which only a server has"
         visit.page.fill("#why-round", "12")
         visit.page.press("#why-round", "Enter")
         expect(visit.page.locator("#why-summary")).to_contain_text("Round 12: 4 of")

@@ -18,7 +18,7 @@ const About = (() => {
   }
 
   async function load() {
-    const found = await Page.ask("about");
+    const found = Page.saved ? null : await Page.ask("about");
     if (found) known = found;
     show();
   }

@@ -197,7 +197,8 @@ const Why = (() => {
       row.append(make("th", { scope: "col", title: MEANING[title] || null, class: title === "client" || title === "outcome" ? "left" : null }, title));
     }
     head.append(row);
-    const order = ranking(scores, selected), picked = selected.length;
+    // The one that got a channel stands where its score puts it: others may have had to wait.
+    const order = ranking(scores, pick ? [] : selected), picked = pick ? order.indexOf(pick.arm) + 1 : selected.length;
     const free = scores.available.filter(Boolean).length;
     const near = (arm, rank) => whole || arm === asked || Math.abs(rank - picked + 0.5) < BESIDE;
     let left = 0;
@@ -218,7 +219,7 @@ const Why = (() => {
     const away = order.slice(free).map((arm) => shown.names[arm]);
     if (away.length) {
       const some = away.length > 10 && !whole ? `${away.slice(0, 10).join(", ")} and ${away.length - 10} more` : away.join(", ");
-      body.append(make("tr", { class: "away" }, make("td", { colspan: columns, class: "wrap" }, `Not available: ${some}`)));
+      body.append(make("tr", { class: "away" }, make("td", { colspan: columns, class: "wrap" }, `${pick ? "Not idle" : "Not available"}: ${some}`)));
     }
     const first = Math.max(0, Math.min(picked - IN_CHART, free - 2 * IN_CHART));
     const nearCut = order.slice(first, Math.min(free, Math.max(picked, first + IN_CHART) + IN_CHART));
@@ -254,7 +255,8 @@ const Why = (() => {
   }
 
   function cutRow(columns, below) {
-    const { scores } = current();
+    const { scores, pick } = current();
+    if (pick) return make("tr", { class: "cut" }, make("td", { colspan: columns }, below ? `${shown.names[pick.arm]} got the free channel` : `${shown.names[pick.arm]} got the free channel; no idle client had a worse score`));
     const cut = scores.cut == null ? "" : ` at ${Format.number(scores.cut, 5)}`;
     const tied = scores.tied.length ? `, ${scores.tied.length} clients tied there: ${decided(scores)}` : "";
     const text = scores.rule === "drawn" ? "below: not drawn" : `cut${cut}${tied}`;
@@ -316,7 +318,7 @@ const Why = (() => {
     if (arm >= scores.score.length) return `${name} had not joined yet ${when}.`;
     if (!scores.available[arm]) return `${name} was not ${idle} ${when}.`;
     const picked = selected.includes(arm), unit = scores.unit ? ` ${scores.unit}` : "";
-    const free = scores.available.filter(Boolean).length, order = ranking(scores, selected);
+    const free = scores.available.filter(Boolean).length, order = ranking(scores, pick ? [] : selected);
     const rank = order.indexOf(arm) + 1;
     const parts = Object.entries(scores.parts).map(([part, values]) => `${part} ${Format.number(values[arm])}`);
     const sum = `${Format.number(scores.score[arm], 5)}${unit}${parts.length > 1 ? ` = ${parts.join(" + ").replaceAll("+ −", "− ")}` : ""}`;
@@ -326,7 +328,7 @@ const Why = (() => {
     let how = pick && free === 1 ? `the only idle client, with ${sum}` : `rank ${rank} of ${free} with ${sum}`;
     const others = scores.tied.length - 1;
     if (scores.tied.includes(arm)) how += `, tied with ${others} ${others === 1 ? "other" : "others"} at the cut; ${decided(scores, arm)}`;
-    else if (!picked || free > selected.length) how += `; ${pick ? "the score that got it was" : "the cut was at"} ${Format.number(scores.cut, 5)}${unit}`;
+    else if (!picked || (!pick && free > selected.length)) how += `; ${pick ? "the score that got it was" : "the cut was at"} ${Format.number(scores.cut, 5)}${unit}`;
     const first = scores.score[arm] === "inf" || scores.score[arm] === "-inf";
     const better = passedOver(scores, selected);
     const over = pick && better ? ` ${better} idle ${better === 1 ? "client" : "clients"} with a better score had to wait: clients that are owed much go first.` : "";
