@@ -197,10 +197,11 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
 
     def draw_of(self, server_round: float) -> int:
         """Return the environment's draw with which a round begins: of channels each has its own."""
-        per_round = (
-            (self.buffer_size or (self.num_selected + 1) // 2) if self.mode == "buffered" else 1
-        )
-        return (int(server_round) - 1) * per_round + 1
+        completed = int(server_round) - 1
+        if self.mode != "buffered" or completed == 0:
+            return completed + 1
+        # N pieces of work begin with the first step, and one more for each that has ended since.
+        return self.num_selected + completed * (self.buffer_size or (self.num_selected + 1) // 2)
 
     def _numbers(self, name: str, count: int | None = None) -> list[float]:
         text = str(getattr(self, name))
