@@ -262,7 +262,8 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 
 def _slowest(row: Mapping[str, Any] | None) -> str:
-    return "" if row is None else f"{row['slowest_quarter']:.3f}"
+    found = None if row is None else row.get("slowest_quarter")  # not in files written before
+    return "" if found is None else f"{found:.3f}"
 
 
 def _stem(task: str, each: Contestant, seed: int) -> str:
