@@ -283,7 +283,8 @@ const Why = (() => {
     const { scores, selected } = current();
     if (shown.buffered) {
       const lost = shown.completed.filter((ok) => !ok).length, stale = Math.max(0, ...shown.staleness.map((each) => each ?? 0));
-      const made = `${shown.selected.length - lost} updates, at most ${stale} ${stale === 1 ? "step" : "steps"} stale${lost ? `; ${lost} lost` : ""}`;
+      const done = shown.selected.length - lost;
+      const made = `${done} ${done === 1 ? "update" : "updates"}, at most ${stale} ${stale === 1 ? "step" : "steps"} stale${lost ? `; ${lost} lost` : ""}`;
       return `Step ${shown.round}${shown.no_step ? ` did not change the model (${shown.no_step})` : ""}: ${made}. ${shown.picks.length} ${shown.picks.length === 1 ? "channel was" : "channels were"} given away in its ${Format.seconds(shown.round_s)}.`;
     }
     const picked = selected.length;
