@@ -142,7 +142,7 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
     @property
     def label(self) -> str:
         """What the run is called."""
-        return self.strategy
+        return self.strategy if self.mode == "rounds" else f"{self.strategy} {self.mode}"
 
     def per_client(self, name: str) -> NDArray[np.float64]:
         """Return a setting that is one probability or one per client, (num_clients,)."""

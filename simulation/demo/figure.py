@@ -29,17 +29,16 @@ def draw_accuracy(results: Sequence[SimulationResult], folder: Path) -> list[Pat
     with plots.styled("demo"):
         figure, (axes,) = plots.new_figure((7, 4))
         for number, result in enumerate(results):
-            name = result.config.strategy
             points = [(r.time_s, r.accuracy) for r in result.records if r.accuracy is not None]
             time_s, accuracy = zip(*points, strict=True)
-            curve = plots.curve_of(name, time_s, [accuracy])
-            plots.draw_curve(axes, curve, shown[name], number=number)
+            curve = plots.curve_of(result.config.label, time_s, [accuracy])
+            plots.draw_curve(axes, curve, shown[result.config.strategy], number=number)
         plots.mark(axes, target, "target", f"target, {percent(target)}")
         axes.set_xlabel("virtual time [s]")
         axes.set_ylabel("test accuracy")
         axes.set_xlim(left=0)
         plots.as_shares(axes)
         axes.legend(loc="lower right")
-        figure.suptitle("The same devices and the same draws: what the choice of clients saves")
+        figure.suptitle("The same clients and links: what scheduling saves")
         plots.save(figure, *paths)
     return paths

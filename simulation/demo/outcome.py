@@ -29,7 +29,7 @@ def print_outcome(results: Sequence[SimulationResult], console: Console) -> None
             reached=result.summary["target_time_s"] is not None,
         )
         lane.points = [(r.time_s, r.accuracy) for r in result.records if r.accuracy is not None]
-        lanes[result.config.strategy] = lane
+        lanes[result.config.label] = lane
     target = results[0].config.target_accuracy
     console.print(screen(lanes, target, console.width))
     console.print(sentence(results), highlight=False)
@@ -40,7 +40,7 @@ def sentence(results: Sequence[SimulationResult]) -> str:
     target = percent(results[0].config.target_accuracy)
     base, *others, best = results
     base_s, best_s = (each.summary["target_time_s"] for each in (base, best))
-    name = best.config.strategy
+    name = best.config.label
     if best_s is None:
         return (
             f"{name} did not reach {target} test accuracy in {best.summary['rounds']:,} rounds: "
@@ -49,14 +49,14 @@ def sentence(results: Sequence[SimulationResult]) -> str:
     reached = base_s is not None
     spent_s = base_s if reached else base.summary["time_s"]
     text = (
-        f"{name} reached {target} test accuracy in {seconds(best_s)}, {base.config.strategy} "
+        f"{name} reached {target} test accuracy in {seconds(best_s)}, {base.config.label} "
         f"{'in' if reached else 'not even in'} {seconds(spent_s)}: "
         f"{_difference(best_s, spent_s, exact=reached)}"
     )
     for other in others:
         if (other_s := other.summary["target_time_s"]) is not None:
             saved = _difference(other_s, spent_s, exact=reached)
-            text += f"; {other.config.strategy} in {seconds(other_s)}: {saved}"
+            text += f"; {other.config.label} in {seconds(other_s)}: {saved}"
     return f"{text}."
 
 

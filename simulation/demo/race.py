@@ -20,7 +20,7 @@ from ..terminal.text_plot import Curve, text_plot
 
 # Of each policy in turn: letter and style of its curve.
 _LOOKS: Final = ((".", ""), ("+", "cyan"), ("#", "bold green"))
-_HEADING: Final = "The same clients, links and draws; in each round a policy says who trains:"
+_HEADING: Final = "The same clients and links, four clients at work at a time:"
 _WIDTH: Final = 80
 _HEIGHT: Final = 11
 # The plot begins this far below the target, where the policies differ.
@@ -64,7 +64,7 @@ class Race:
     console : Console
         Where it is.
     policies : sequence of str
-        Their names, at most three.
+        Names of the runs, at most three.
     target : float
         The accuracy aimed at.
     """

@@ -26,7 +26,8 @@ def result(strategy: str, reached_s: float | None, time_s: float = 400.0) -> Sim
         "time_s": time_s if reached_s is None else reached_s,
         "target_time_s": reached_s,
     }
-    config = SimulationConfig(strategy=strategy, target_accuracy=0.84)
+    mode = "buffered" if strategy == "cs-ucb-q-loss" else "rounds"
+    config = SimulationConfig(strategy=strategy, mode=mode, target_accuracy=0.84)
     return SimulationResult(config, summary, [])
 
 
@@ -37,36 +38,38 @@ def result(strategy: str, reached_s: float | None, time_s: float = 400.0) -> Sim
             300.0,
             150.0,
             100.0,
-            "cs-ucb-q-loss reached 84 % test accuracy in 100 s, random in 300 s: 67 % saved; "
+            "cs-ucb-q-loss buffered reached 84 % test accuracy in 100 s, random in 300 s: "
+            "67 % saved; "
             "cs-ucb-q in 150 s: 50 % saved.",
         ),
         (
             None,
             None,
             100.0,
-            "cs-ucb-q-loss reached 84 % test accuracy in 100 s, random not even in 400 s: "
+            "cs-ucb-q-loss buffered reached 84 % test accuracy in 100 s, random not even in 400 s: "
             "at least 75 % saved.",
         ),
         (
             300.0,
             330.0,
             100.0,
-            "cs-ucb-q-loss reached 84 % test accuracy in 100 s, random in 300 s: 67 % saved; "
+            "cs-ucb-q-loss buffered reached 84 % test accuracy in 100 s, random in 300 s: "
+            "67 % saved; "
             "cs-ucb-q in 330 s: 10 % more.",
         ),
         (
             None,
             None,
             500.0,
-            "cs-ucb-q-loss reached 84 % test accuracy in 500 s, random not even in 400 s: "
+            "cs-ucb-q-loss buffered reached 84 % test accuracy in 500 s, random not even in 400 s: "
             "no saving that this run can tell.",
         ),
         (
             300.0,
             150.0,
             None,
-            "cs-ucb-q-loss did not reach 84 % test accuracy in 2,000 rounds: this run does not "
-            "show what it saves.",
+            "cs-ucb-q-loss buffered did not reach 84 % test accuracy in 2,000 rounds: this run "
+            "does not show what it saves.",
         ),
     ],
 )
@@ -127,7 +130,7 @@ def test_the_race_keeps_accuracies_and_is_lines_without_a_terminal(
 
 
 @pytest.mark.usefixtures("mnist")
-def test_the_command_leaves_runs_of_the_same_draws_a_figure_and_the_way_to_the_page(
+def test_the_command_leaves_runs_of_the_same_clients_a_figure_and_the_way_to_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -138,12 +141,12 @@ def test_the_command_leaves_runs_of_the_same_draws_a_figure_and_the_way_to_the_p
     assert len(shown) <= 23
     assert all(len(line) <= 80 for line in shown)
     assert "did not reach 84 %" in " ".join(" ".join(shown).split())
-    assert shown[-1].endswith("watch out/cs-ucb-q-loss")
+    assert shown[-1].endswith("watch out/cs-ucb-q-loss-buffered")
     available = []
-    for name in ("random", "cs-ucb-q", "cs-ucb-q-loss"):
+    for name in ("random", "cs-ucb-q"):
         rounds = (tmp_path / "out" / name / "rounds.jsonl").read_text().splitlines()
         available.append([json.loads(each)["available"] for each in rounds])
-    assert available[0] == available[1] == available[2]
+    assert available[0] == available[1]
     for suffix in ("png", "svg"):
         assert (tmp_path / "out/figures" / f"accuracy-time.{suffix}").stat().st_size > 1000
     assert main(["demo", "--run-dir", "out"]) == 2, "never over an earlier one"
