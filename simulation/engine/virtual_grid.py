@@ -231,7 +231,9 @@ class VirtualGrid(OwnGrid):
         self._late_exchanges = [
             (at_s, each) for at_s, each in self._late_exchanges if at_s > self._now_s
         ]
-        return [each for _, each in sorted(come, key=lambda pair: pair[0])]
+        # Flower's strategies send the messages of a round in an order that no seed determines.
+        come.sort(key=lambda pair: (pair[0], pair[1].node_id))
+        return [each for _, each in come]
 
     def _put_off(self, exchange: Exchange, at_s: float) -> Exchange:
         """Return what is known of an exchange at the end of a round that ends before it."""
@@ -270,10 +272,7 @@ class VirtualGrid(OwnGrid):
         return {
             "now_s": self._now_s,
             "busy_until": {str(node): until_s for node, until_s in self._busy_until.items()},
-            "late": [
-                [at_s, each.node_id, each.rtt_s, each.failure, _has_content(each.reply)]
-                for at_s, each in self._late_exchanges
-            ],
+            "late": [_exchange_state(at_s, each) for at_s, each in self._late_exchanges],
             "num_messages": self._num_messages,
             "contexts": {
                 str(node): _bytes_of(context.state)
@@ -291,8 +290,7 @@ class VirtualGrid(OwnGrid):
         self._now_s = state["now_s"]
         self._busy_until = {int(node): until_s for node, until_s in state["busy_until"].items()}
         self._late_exchanges = [
-            (at_s, Exchange(node, _stand_in(node) if replied else None, rtt_s, failure))
-            for at_s, node, rtt_s, failure, replied in state.get("late", [])
+            (each["end_s"], _restored_exchange(each)) for each in state.get("late", [])
         ]
         self._num_messages = state["num_messages"]
         for node, data in state["contexts"].items():
@@ -442,15 +440,6 @@ def _end_s(exchange: Exchange, timeout_s: float) -> float:
     if exchange.rtt_s is not None:
         return exchange.rtt_s
     return 0.0 if exchange.failure == UNDELIVERABLE else timeout_s
-
-
-def _has_content(reply: Message | None) -> bool:
-    return reply is not None and reply.has_content()
-
-
-def _stand_in(node: int) -> Message:
-    """Return a message for a late reply of before a checkpoint: its time is what counts."""
-    return Message(RecordDict(), node, MessageType.TRAIN)
 
 
 def _bytes_of(record: RecordDict) -> NDArray[np.uint8]:

@@ -192,3 +192,27 @@ def _messages(grid: VirtualGrid, arms: range) -> list[Message]:
     nodes = list(grid.get_node_ids())
     content = RecordDict({"arrays": small_model()})
     return [Message(content, nodes[arm], MessageType.TRAIN, ttl=60.0) for arm in arms]
+
+
+def test_late_ones_that_end_at_once_come_in_the_order_of_nodes_whatever_that_of_messages() -> None:
+    grid = grid_of(Links(lambda t, time_s: np.minimum(time_s, 4.0)))
+    grid.exchange(_messages(grid, range(8))[::-1], 20.0, 2)
+    grid.wait(1.0)
+    grid.wait(1.0)
+    found = [each.node_id for each in grid.late()]
+    assert found == sorted(found)
+    assert len(found) == 6
+
+
+def test_late_replies_are_whole_in_a_checkpoint() -> None:
+    grid, again = grid_of(Links()), grid_of(Links())
+    grid.exchange(_messages(grid, range(4)), 20.0, 3)
+    again.load_state_dict(grid.state_dict())
+    grid.wait(1.0)
+    again.wait(1.0)
+    (expected,), (found,) = grid.late(), again.late()
+    assert found.rtt_s == expected.rtt_s == 4.0
+    assert expected.reply is not None
+    assert found.reply is not None
+    for each in (expected.reply, found.reply):
+        assert each.content["arrays"]["w"].numpy().tolist() == [1.0, 1.0]
