@@ -26,6 +26,7 @@ SECTIONS: Final = {
         "paper",
         "num-selected",
         "num-spare",
+        "late-updates",
         "tau-max-s",
         "fairness",
         "max-share",

@@ -31,7 +31,7 @@ TOO_LARGE: Final = "too large"
 OTHER_NAMES: Final = "other names"
 """Failure of a reply whose record or metric names differ from the other clients'."""
 STALE: Final = "stale"
-"""Failure of an update of buffered mode whose model is too many steps old."""
+"""Failure of an update whose model is too many steps old: of buffered mode, or a late one."""
 FREE_RIDER: Final = "free-rider"
 """Failure of an update that is the model as it was sent, or another client's."""
 
@@ -47,7 +47,7 @@ FAILURES: Final = {
     BAD_WEIGHT: "no usable number of examples",
     TOO_LARGE: "values, or an update, beyond the bounds",
     OTHER_NAMES: "record or metric names unlike the other clients'",
-    STALE: "in buffered mode: the update is too many steps old",
+    STALE: "of an update in buffered mode, or a late one: its model is too many steps old",
     FREE_RIDER: "the update is the model as it was sent, or another client's",
 }
 """Every kind of failure of a client in a round, and what it means."""

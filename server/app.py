@@ -62,6 +62,7 @@ def build_strategy(
         config.strategy,
         num_selected=config.num_selected,
         num_spare=config.num_spare,
+        late_updates=config.late_updates,
         max_share=config.max_share,
         tau_max_s=config.tau_max_s,
         fairness=config.fairness,

@@ -109,6 +109,11 @@ class ShareBound:
         excess[list(took)] += 1.0
         self._excess = np.maximum(excess - self._rate, 0.0)
 
+    def charge(self, num_arms: int, arms: Collection[int]) -> None:
+        """Count what arms take beside the turn that is under way, as late updates are."""
+        if self.bounds:
+            np.add.at(self._of(num_arms), list(arms), 1.0)
+
     def state(self) -> dict[str, Any]:
         """Return the excess of each arm."""
         return {"excess": self._excess.copy()}

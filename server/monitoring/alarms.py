@@ -113,7 +113,8 @@ class Alarm:
 
 
 class _WindowRound(NamedTuple):
-    selected: list[int]
+    num_selected: int
+    served: list[int]  # arms that shares count
     member: NDArray[np.bool_]  # (num_arms,)
     slowest_s: float  # the slowest answer
     num_timeouts: int
@@ -152,7 +153,7 @@ class Alarms:
         self._window: deque[_WindowRound] = deque()
         # Sums over the window, the last two by arm.
         self._num_selected = self._num_timeouts = self._num_silent = 0
-        self._selected: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._served: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._member: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         # By arm: whether it is a member, how often it became one, rounds since it was one.
         self._there: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
@@ -176,7 +177,15 @@ class Alarms:
         silent = [arm for arm in late if not self._totals.arms[arm].completed]
         slowest_s = max(answers_s, default=0.0)
         self._enter(
-            _WindowRound(record.selected, member, slowest_s, len(late), len(silent), record.turns)
+            _WindowRound(
+                len(record.selected),
+                record.served,
+                member,
+                slowest_s,
+                len(late),
+                len(silent),
+                record.turns,
+            )
         )
         self._follow_members(member)
         if self._judges_deadline:
@@ -314,13 +323,13 @@ class Alarms:
                 yield Alarm(ALWAYS_FAILS, arm, f"{text}: {_FAILS_ADVICE}")
         if floors is None or len(self._window) < _WINDOW:
             return
-        floor = np.zeros(self._selected.size)
+        floor = np.zeros(self._served.size)
         known = min(len(floors), floor.size)
         floor[:known] = floors[:known]
         due = floor * self._member
-        missed = (self._selected < _SHARE_OF_FLOOR * due) & (due - self._selected >= _OWED_ROUNDS)
+        missed = (self._served < _SHARE_OF_FLOOR * due) & (due - self._served >= _OWED_ROUNDS)
         for arm in np.flatnonzero(missed).tolist():
-            count, rounds = int(self._selected[arm]), int(self._member[arm])
+            count, rounds = int(self._served[arm]), int(self._member[arm])
             text = f"{names[arm]} took part in {count} of the last {rounds} rounds"
             asked = f"its floor of {floor[arm]:.3g} asks for {due[arm]:.0f}"
             yield Alarm(FLOOR_MISSED, arm, f"{text}, {asked}: {_FLOOR_ADVICE}")
@@ -328,7 +337,7 @@ class Alarms:
     def _enter(self, entry: _WindowRound) -> None:
         """Add a round to the window, and drop the one that falls out of it."""
         if (missing := entry.member.size - self._member.size) > 0:
-            self._selected = np.pad(self._selected, (0, missing))
+            self._served = np.pad(self._served, (0, missing))
             self._member = np.pad(self._member, (0, missing))
         self._window.append(entry)
         self._add(entry, 1)
@@ -336,10 +345,10 @@ class Alarms:
             self._add(self._window.popleft(), -1)
 
     def _add(self, entry: _WindowRound, sign: int) -> None:
-        self._num_selected += sign * len(entry.selected)
+        self._num_selected += sign * entry.num_selected
         self._num_timeouts += sign * entry.num_timeouts
         self._num_silent += sign * entry.num_silent
-        np.add.at(self._selected, entry.selected, sign)
+        np.add.at(self._served, entry.served, sign)
         self._member[: entry.member.size] += sign * entry.turns * entry.member
 
 

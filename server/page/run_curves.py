@@ -78,14 +78,14 @@ class RunCurves:
         self._add_regret(record, truth, names)
 
     def _add_heat(self, record: RoundRecord) -> None:
-        """Count the selections by arm, in columns of ever more rounds."""
+        """Count by arm what shares are of, in columns of ever more rounds."""
         self._grow_heat(record.num_arms)
         if (record.round - 1) // self._heat_width >= _HEAT_COLUMNS:
             self._heat_width *= 2
             pairs = self._heat_counts.reshape(-1, _HEAT_COLUMNS // 2, 2).sum(axis=-1)
             self._heat_counts = np.concatenate([pairs, np.zeros_like(pairs)], axis=1)
         column = (record.round - 1) // self._heat_width
-        np.add.at(self._heat_counts[:, column], record.selected, 1)
+        np.add.at(self._heat_counts[:, column], record.served, 1)
 
     def _grow_heat(self, num_arms: int) -> None:
         if (missing := num_arms - self._heat_counts.shape[0]) > 0:

@@ -187,6 +187,8 @@ class RunView:
         found = {key: line[key] for key in (*keys, "compute_s", "link_s", "num_arms", "no_step")}
         found["names"] = self._names(line["num_arms"])
         found["deadline_s"] = line.get("deadline_s")
+        found["late"] = line.get("late", [])
+        found["late_updates"] = line.get("late_updates", [])
         found["buffered"] = bool(line.get("buffered"))
         if found["buffered"]:
             found |= {key: line[key] for key in ("staleness", "begin_s")}
@@ -383,14 +385,14 @@ class RunView:
             return np.array([getattr(arm, name) for arm in counts], dtype=np.float64)
 
         names, arms = self._names(num_arms), self._arms
-        selected, completed, reports = map(column, ("selected", "completed", "num_reports"))
+        served, completed, reports = map(column, ("served", "completed", "num_reports"))
         member = np.array([self._totals.member_turns(arm) for arm in counts])
         with np.errstate(divide="ignore", invalid="ignore"):
             mean_s = column("rtt_s") / completed
             deviation_s = np.sqrt(np.maximum(column("rtt_square") / completed - mean_s**2, 0.0))
             compute_s = column("compute_s") / reports
             link_s = column("link_s") / reports
-            share = selected / member
+            share = served / member
         scores = self._last_scores()
         owed = None if scores is None else scores.owed
         columns: dict[str, Any] = {

@@ -57,6 +57,11 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
         line["buffered"] = True
     if record.late:
         line["late"] = record.late
+    if record.late_updates:
+        line["late_updates"] = [
+            {"arm": result.arm, **{name: getattr(result, name) for name in _LATE_COLUMNS}}
+            for result in record.late_updates
+        ]
     if record.picks:
         line["picks"] = [{"arm": pick.arm, "begin_s": pick.begin_s} for pick in record.picks]
     known = {name: getattr(record, name) for name in (*_SIZES, "deadline_s")}
@@ -110,7 +115,7 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
         raise ValueError("a client completed without a round-trip time")
     listed = (line.get(key, ()) for key in ("selected", "late", "available", "absent"))
     arms = [arm for each in listed for arm in each]
-    arms += [pick["arm"] for pick in line.get("picks", ())]
+    arms += [each["arm"] for key in ("picks", "late_updates") for each in line.get(key, ())]
     if max(arms, default=-1) >= line["num_arms"]:
         raise ValueError(f"it has an arm beyond its {line['num_arms']}")
     return line
@@ -145,7 +150,8 @@ def record_of(line: Mapping[str, Any], names: Sequence[str]) -> RoundRecord:
         If an arm has no name.
     """
     selected = line["selected"]
-    if max(selected, default=-1) >= len(names):
+    late = [each["arm"] for each in line.get("late_updates", ())]
+    if max(selected + late, default=-1) >= len(names):
         raise ValueError("it has an arm without a name")
     # A column that the line's version did not have keeps its default.
     columns = [f.name for f in fields(ArmResult) if f.name in _ALL_COLUMNS and f.name in line]
@@ -155,6 +161,10 @@ def record_of(line: Mapping[str, Any], names: Sequence[str]) -> RoundRecord:
     ]
     values = {f.name: line[f.name] for f in fields(RoundRecord) if f.name in line}
     values["picks"] = [Pick(pick["arm"], pick["begin_s"]) for pick in line.get("picks", ())]
+    values["late_updates"] = [
+        ArmResult(name=names[each["arm"]], arm=each["arm"], **{n: each[n] for n in _LATE_COLUMNS})
+        for each in line.get("late_updates", ())
+    ]
     values.setdefault("available", list(range(line["num_available"])))
     return RoundRecord(**values, results=results)
 
@@ -215,6 +225,16 @@ def _picks(value: object) -> bool:
     )
 
 
+def _late_updates(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and _count(each.get("arm"))
+        and all(key in each and is_good(each[key]) for key, is_good in _LATE_COLUMNS.items())
+        and (each["reason"] is not None or each["rtt_s"] is not None)
+        for each in value
+    )
+
+
 def _scores(value: object) -> bool:
     return _block(value) and _list_of(_or_none(_pick_block))(value.get("picks", []))
 
@@ -248,6 +268,11 @@ _BUFFERED_COLUMNS: Final[Mapping[str, Callable[[object], bool]]] = {
     "staleness": _or_none(_count),
     "begin_s": _or_none(_seconds),
 }
+# Of a late update, beside its arm.
+_LATE_COLUMNS: Final = {
+    **{name: is_good for name, is_good in _COLUMNS.items() if name != "completed"},
+    "staleness": _or_none(_count),
+}
 _ALL_COLUMNS: Final = {**_COLUMNS, **_BUFFERED_COLUMNS}
 _SIZES: Final = ("sent_bytes", "received_bytes")
 _METRICS: Final = ("client_metrics", "server_metrics")
@@ -272,9 +297,10 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     **dict.fromkeys(_SIZES, _count),
     "deadline_s": _seconds,
     "late": _list_of(_count),
+    "late_updates": _late_updates,
     "picks": _picks,
 }
-_LATER: Final = (*_METRICS, "scores", *_SIZES, "deadline_s", "late", "picks")
+_LATER: Final = (*_METRICS, "scores", *_SIZES, "deadline_s", "late", "late_updates", "picks")
 # Not listed above some number of arms, of few rounds, or not written by earlier versions
 _OPTIONAL: Final = (
     *("available", "absent", "no_step", "diverged", *_LATER, "buffered"),

@@ -42,6 +42,8 @@ class ArmTotals:
         Turns in which it was selected.
     completed, last_completed : int
         Rounds that it completed, with a measured time, and the last of them; 0: none.
+    late_updates : int
+        How often an update of it that came after its round was used in a later step.
     rtt_s, rtt_square : float
         Sums of the round-trip times of these rounds, and of their squares.
     last_rtt_s : float or None
@@ -58,6 +60,7 @@ class ArmTotals:
     first_round: int = 0
     first_turn: int = 0
     selected: int = 0
+    late_updates: int = 0
     completed: int = 0
     last_completed: int = 0
     rtt_s: float = 0.0
@@ -67,6 +70,11 @@ class ArmTotals:
     link_s: float = 0.0
     num_reports: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def served(self) -> int:
+        """What its share counts: selections, and late updates that were used."""
+        return self.selected + self.late_updates
 
     @property
     def mean_rtt_s(self) -> float | None:
@@ -160,11 +168,11 @@ class RunTotals:
         return self.turns - arm.first_turn - int(self._absent[arm.index])
 
     def share(self, arm: ArmTotals) -> float:
-        """Return in which share of the turns in which it belonged to the fleet it was selected.
+        """Return in which share of the turns in which it belonged to the fleet it was served.
 
         Only in these are rounds owed to it, so this is what compares with its floor.
         """
-        return arm.selected / max(self.member_turns(arm), 1)
+        return arm.served / max(self.member_turns(arm), 1)
 
     @property
     def loss(self) -> float | None:
@@ -237,6 +245,8 @@ class RunTotals:
             arm.first_round, arm.first_turn = self.rounds, self.turns - record.turns
         self._num_known = max(self._num_known, record.num_arms)
         self._absent[record.absent] += record.turns
+        for late in record.used_late:
+            arms[late].late_updates += 1
         for result in record.results:
             arm = arms[result.arm]
             arm.selected += 1

@@ -50,6 +50,7 @@ ELSEWHERE: Final = {
         for key in (
             "num-selected",
             "num-spare",
+            "late-updates",
             "max-share",
             "tau-max-s",
             "mode",

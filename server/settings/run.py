@@ -38,9 +38,11 @@ class ServerConfig(Settings):
     num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)
     num_spare: int = setting(
         0,
-        "Spare clients, M: N + M are asked, and a round ends when N have answered. Updates that "
-        "come later are dropped.",
+        "Spare clients, M: N + M are asked, and a round ends when N have answered.",
         ge=0,
+    )
+    late_updates: Literal["use", "drop"] = setting(
+        "drop", "Updates of spare clients that come later: use them in the next step, or drop them."
     )
     max_share: float = setting(
         1.0, "Largest share of rounds that any client may take (1: any).", gt=0, le=1
@@ -55,10 +57,10 @@ class ServerConfig(Settings):
     )
     buffer_size: int = setting(0, "Updates of a buffered step (0: half of num-selected).", ge=0)
     max_staleness: int = setting(
-        100, "Buffered: steps after which an update is not used any more.", ge=0
+        100, "Buffered or late: steps after which an update is not used any more.", ge=0
     )
     staleness_discount: float = setting(
-        0.0, "Buffered: an update s steps old counts (1+s)^-THIS.", ge=0
+        0.0, "Buffered or late: an update s steps old counts (1+s)^-THIS.", ge=0
     )
     even_weights: str = setting(
         "auto",
@@ -134,6 +136,8 @@ class ServerConfig(Settings):
         self.require("even_weights", self.even_weights in words, "one of " + ", ".join(words))
         self.require("buffer_size", buffered or not self.buffer_size, "0 without mode = buffered")
         self.require("num_spare", not (buffered and self.num_spare), "0 with mode = buffered")
+        drops = self.late_updates == "drop"
+        self.require("late_updates", drops or self.num_spare > 0, "drop with num-spare = 0")
         return self
 
     def server_config(self) -> ServerConfig:

@@ -66,6 +66,7 @@ _SUPPORTED: Final[Mapping[str, object]] = {
     "aggregation": "fedavg",
     "aggregation_option": "",
     "client_eval_every": 0,
+    "late_updates": "drop",
     "num_spare": 0,
     "max_share": 1.0,
     "max_update_norm": 0.0,

@@ -143,6 +143,7 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
             f"{seconds(stats.lost_s)}, {percent(stats.lost_s / length_s)} of the time: so much "
             "shorter the rounds would have been without the slowest client of each"
         )
+    used = sum(client.served - client.selections for client in stats.clients)
     rows = [
         ("Scheduled by", plain(run.strategy)),
         ("Rounds", f"{num_rounds:,}, {seconds(length_s / num_rounds)} each on average"),
@@ -154,6 +155,7 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
         ("Test accuracy", _accuracy(stats)),
         ("Clients", clients),
         ("Failures", failures),
+        *([("Late updates", f"{used:,} used in later steps")] if used else []),
         ("Rounds without a step", steps if summary["rounds_without_step"] else f"none: {steps}"),
         ("Deadline", deadline),
         ("Lost to stragglers", lost),

@@ -44,6 +44,8 @@ class ClientStatistics:
         Rounds in which it belonged to the fleet.
     selections : int
         How often it was selected.
+    served : int
+        The same, and how often an update that came after its round was used in a later step.
     failures : Counter of str
         Requests that brought nothing, by the kind of failure.
     times_s : (num_completed,) float64
@@ -63,6 +65,7 @@ class ClientStatistics:
     rounds: int
     times_s: FloatArray
     selections: int = 0
+    served: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     parts_s: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
     slowest: int = 0
@@ -70,8 +73,8 @@ class ClientStatistics:
 
     @property
     def share(self) -> float | None:
-        """Selections by the rounds in which it belonged to the fleet."""
-        return self.selections / self.rounds if self.rounds else None
+        """What its floor counts, by the rounds in which it belonged to the fleet."""
+        return self.served / self.rounds if self.rounds else None
 
     @property
     def missed(self) -> bool:
@@ -239,7 +242,7 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
     for row, each in enumerate(run.rounds()):
         totals.count(each)
         round_s[row] = each.round_s
-        np.add.at(heat[:, column[row]], each.selected, 1)
+        np.add.at(heat[:, column[row]], each.served, 1)
         requests[column[row]] += len(each.results)
         for reason in each.reason:
             if reason is not None:
@@ -255,7 +258,8 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         _count(each, clients)
     heat /= np.diff(edges)
     for index, (client, counts) in enumerate(zip(clients, totals.grow(len(clients)), strict=True)):
-        client.selections, client.failures = counts.selected, counts.failures
+        client.selections, client.served = counts.selected, counts.served
+        client.failures = counts.failures
         heat[index, edges[1:] < (client.joined or run.num_rounds + 1)] = np.nan
     arms = [Arm(index, "", 0, arm.name, arm.num_examples) for index, arm in enumerate(run.arms)]
     tau_max_s: GivenDeadline = "auto" if run.finds_deadline else run.tau_max_s

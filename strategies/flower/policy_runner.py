@@ -342,8 +342,9 @@ class PolicyRunner:
 
         With spare clients it is told of what was waited for, as if nothing else had been selected,
         and of the late replies that came meanwhile, with their true times: a policy that never
-        heard of a late arm would take it for untried for ever. A late update was of no use, so it
-        pays no debt: the virtual queue of its arm is that of an arm that was not selected.
+        heard of a late arm would take it for untried for ever. A late reply pays no debt here: the
+        virtual queue of its arm is that of an arm that was not selected. One whose update is used
+        pays when it is (:meth:`note_used`).
 
         Parameters
         ----------
@@ -386,6 +387,21 @@ class PolicyRunner:
             owed = floors if member is None else floors * member
             late = list(late_rtt_s)
             self.policy.virtual_queue[late] = (queue + owed)[late]
+
+    def note_taken(self, arms: Sequence[int]) -> None:
+        """Let late updates of arms, which are going to be used, count for their largest share."""
+        self._shares.charge(self.policy.num_arms, arms)
+
+    def note_used(self, arms: Sequence[int]) -> None:
+        """Let late updates that were used pay the debts of their arms, after :meth:`tell`.
+
+        A round in which one is used counts as one that has served its arm: together with
+        :meth:`tell`, its virtual queue becomes max(Q + c - 1, 0).
+        """
+        if isinstance(self.policy, QueuePolicy):
+            queue = self.policy.virtual_queue
+            for arm in arms:
+                queue[arm] = max(queue[arm] - 1.0, 0.0)
 
     def tell_one(
         self,

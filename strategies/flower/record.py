@@ -40,7 +40,7 @@ class ArmResult:
         Local update and emulated link time [s], as the client reports them.
     staleness : int or None
         Steps between the model that it was sent and the one that its update went into; ``None``
-        in rounds.
+        for the clients of a round.
     begin_s : float or None
         When its channel was given to it, since the start of the run [s]; ``None`` in rounds.
     """
@@ -136,6 +136,9 @@ class RoundRecord:
     late : list of int
         Arms that were asked as well and had not answered when enough others had: neither among the
         results nor failures.
+    late_updates : list of ArmResult
+        Late clients of earlier rounds whose update went into this round's step, and those of which
+        no usable one has come, with the reason; empty where late updates are dropped.
     picks : list of Pick
         In a buffered step, which clients were given a channel, in this order; the results tell what
         became of them, in this step or a later one.
@@ -162,12 +165,23 @@ class RoundRecord:
     queue: FloatArray | None = field(default=None, compare=False)
     deadline_s: float | None = None
     late: list[int] = field(default_factory=list)
+    late_updates: list[ArmResult] = field(default_factory=list)
     picks: list[Pick] = field(default_factory=list, compare=False)
 
     @property
     def selected(self) -> list[int]:
         """Indices of the super arm."""
         return [result.arm for result in self.results]
+
+    @property
+    def used_late(self) -> list[int]:
+        """Arms whose late update went into this round's step."""
+        return [result.arm for result in self.late_updates if result.completed]
+
+    @property
+    def served(self) -> list[int]:
+        """Arms that shares count: the super arm, and those whose late update was used."""
+        return self.selected + self.used_late
 
     @property
     def turns(self) -> int:

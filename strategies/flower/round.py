@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -26,15 +26,16 @@ from flower_scheduling.reasons import (
 )
 
 from ..base import Explanation, FloatArray, Selection
+from .buffer.late import LateUpdate, LateUpdates
 from .grids import SelectedNodesGrid
 from .membership import Membership
 from .policy_runner import PolicyRunner
 from .record import ArmResult, RoundRecord
 from .replies import LARGEST_VALUE, ArraySpec
-from .reply_sorter import ReplySorter, SortedReplies
+from .reply_sorter import ODD, ReplySorter, SortedReplies
 from .round_deadline import RoundDeadline
 from .spares import SpareClients
-from .timed_grid import LOGGER, TimedExchange
+from .timed_grid import LOGGER, Exchange, TimedExchange
 from .updates.pieces import is_finite
 from .wrapped import WrappedStrategy
 
@@ -59,6 +60,8 @@ class RoundParts:
         Deadline of each round.
     spares : SpareClients
         How many are asked, and waited for.
+    late : LateUpdates
+        Updates that come after their round, where they are used.
     free_form : bool
         Whether replies may have any records, keys and shapes.
     explain : bool
@@ -75,6 +78,7 @@ class RoundParts:
     wrapped: WrappedStrategy
     deadline: RoundDeadline
     spares: SpareClients
+    late: LateUpdates
     free_form: bool
     explain: bool
     told_of_subset: bool = False
@@ -216,6 +220,7 @@ class TrainingRound(ModelStep):
         self._sorted = SortedReplies({})
         self._late: list[int] = []
         self._late_rtt_s: dict[int, float | None] = {}
+        self._late_results: list[ArmResult] = []
         self._results: list[ArmResult] = []
         self._queue: FloatArray | None = None
 
@@ -223,6 +228,7 @@ class TrainingRound(ModelStep):
         """Let the policy select the super arm of the arms that are available now."""
         parts = self._parts
         table = parts.membership.table
+        self._take_in(parts.spares.look(parts.timed))
         self._num_arms = len(table)
         self._available = np.flatnonzero(table.available).tolist()
         self._absent = np.flatnonzero(~table.member).tolist()
@@ -298,6 +304,9 @@ class TrainingRound(ModelStep):
         exchanges = answers.exchanges
         self._late, self._late_rtt_s = answers.late, answers.late_rtt_s
         self.arms = [arm for arm in self.arms if arm not in set(answers.late)]
+        if spares.uses_late:
+            parts.late.note_late(table.node_ids(answers.late), self._arrays)
+            self._take_in(answers.since)
         parts.deadline.learn(exchanges, table)
         parts.deadline.learn(answers.late_exchanges, table)
         self._round_s = parts.timed.now() - self._begin_s
@@ -312,6 +321,38 @@ class TrainingRound(ModelStep):
             parts.set_floors()
         return [update.message for update in found.updates.values()]
 
+    def _take_in(self, ended: Iterable[Exchange]) -> None:
+        """Keep late replies for the next step; note those that failed."""
+        parts = self._parts
+        if not parts.spares.uses_late:
+            return
+        arms = []
+        for exchange in ended:
+            failed = parts.late.take_in(exchange)
+            if not parts.membership.table.knows(exchange.node_id):
+                continue  # it has come back as another node
+            arms.append(parts.membership.table.arm_of(exchange.node_id).index)
+            if failed is not None:
+                found = parts.sorter.read([exchange], self.specs, failed.sent)
+                self._late_results += parts.late.results(failed, parts.sorter.results(found))
+        parts.policy.note_taken(arms)
+
+    def _late_updates(self) -> list[tuple[LateUpdate, Message]]:
+        """Return the late updates that go into this step, and as updates of its model."""
+        parts = self._parts
+        if not parts.spares.uses_late:
+            return []
+        used, results, sizes = parts.late.read(
+            parts.sorter, parts.membership.table, self._sorted, self.specs, parts.free_form
+        )
+        before = len(self._late_results)
+        used = [replace(each, place=each.place + before) for each in used]
+        self._late_results += results
+        parts.membership.learn_sizes(self._policy_round, sizes)
+        if parts.membership.sizes_changed:
+            parts.set_floors()
+        return [(each, parts.late.presented(each, self._arrays)) for each in used]
+
     def aggregate(
         self, replies: list[Message], *, consume: bool = False
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -325,6 +366,8 @@ class TrainingRound(ModelStep):
             Whether the replies are not used afterwards: they may lose their arrays on the way.
         """
         arrays, metrics = self._step(replies, consume)
+        if self._parts.spares.uses_late:
+            self._parts.late.end_round(stepped=arrays is not None)
         self.end()
         if consume:  # no model of this round stays while the next one is under way
             self._sorted = SortedReplies({})
@@ -342,6 +385,7 @@ class TrainingRound(ModelStep):
             parts.policy.set_tau_max(self.deadline_s, unit_s=deadline.unit_s)
         late_s = self._late_rtt_s if parts.spares.num_spare else None
         parts.policy.tell(self._selection, self._results, self._sorted.updates, late_s)
+        parts.policy.note_used([each.arm for each in self._late_results if each.completed])
         if deadline.is_found:
             parts.policy.set_tau_max(deadline.level_s, unit_s=deadline.unit_s)
         self._selection = None
@@ -360,16 +404,30 @@ class TrainingRound(ModelStep):
         if len(found.updates) < quorum:
             self.no_step = QUORUM
             return None, None
+        late = self._late_updates()
+        kept = {id(update.message) for update in found.updates.values()}
+        replies = [reply for reply in replies if id(reply) in kept]  # without copies of late ones
+        if len(replies) + len(late) < quorum:
+            self.no_step = QUORUM
+            return None, None
         try:
-            return self._aggregated(replies, consume)
+            return self._aggregated([*replies, *(message for _, message in late)], consume)
         except Exception as error:  # a fault in a round must not end the run
             if not 0 < len(found.odd) <= len(found.updates) - quorum:
                 return self._failed(error)
         # One reply of other names must not cost the others their round.
         odd = {id(found.updates[arm].message) for arm in found.odd}
+        names = {update.signature for arm, update in found.updates.items() if arm not in found.odd}
         found.refuse_odd()
+        replies = [reply for reply in replies if id(reply) not in odd]
+        for each, message in late:
+            if each.update.signature in names:
+                replies.append(message)
+            else:
+                result = self._late_results[each.place]
+                self._late_results[each.place] = self._parts.sorter.refused(result, ODD)
         try:
-            return self._aggregated([reply for reply in replies if id(reply) not in odd], consume)
+            return self._aggregated(replies, consume)
         except Exception as error:
             return self._failed(error)
 
@@ -391,6 +449,7 @@ class TrainingRound(ModelStep):
             queue=self._queue,
             deadline_s=self.deadline_s if self._parts.deadline.is_found else None,
             late=self._late,
+            late_updates=self._late_results,
         )
 
 

@@ -46,6 +46,7 @@ class RoundLog:
         self._joined: list[int] = []  # by arm, the turns before its first round
         self._absent: Counter[int] = Counter()  # turns that were not owed to it
         self._selected: Counter[int] = Counter()
+        self._served: Counter[int] = Counter()  # these, and late updates that were used
         self._failed: Counter[int] = Counter()
         for record in earlier if every_s < math.inf else ():
             self._count(record)
@@ -72,6 +73,7 @@ class RoundLog:
         self._turns += record.turns
         self._absent.update(dict.fromkeys(record.absent, record.turns))
         self._selected.update(record.selected)
+        self._served.update(record.served)
         self._failed.update(result.arm for result in record.results if not result.completed)
 
     def on_end(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
@@ -83,7 +85,7 @@ class RoundLog:
             return
         self._joined += [self._turns] * (len(arms) - len(self._joined))  # after the last round
         turns = [self._turns - self._joined[arm.index] - self._absent[arm.index] for arm in arms]
-        shares = [self._selected[arm.index] / max(turns[arm.index], 1) for arm in arms]
+        shares = [self._served[arm.index] / max(turns[arm.index], 1) for arm in arms]
         known = [0.0] * len(arms) if floors is None else [*floors, *[0.0] * len(arms)]
         listed = sorted(arms, key=lambda arm: shares[arm.index] - known[arm.index])
         words = []
@@ -129,6 +131,10 @@ def round_text(record: RoundRecord) -> str:
         parts.append("failed: " + ", ".join(f"{kind} {n}" for kind, n in kinds.most_common()))
     if stale := max((result.staleness or 0 for result in record.results), default=0):
         parts.append(f"up to {stale} steps old")
+    if record.late:
+        parts.append(f"{len(record.late)} not waited for")
+    if record.used_late:
+        parts.append(f"{len(record.used_late)} late ones used")
     if record.accuracy is not None:
         parts.append(f"accuracy {record.accuracy:.4f}")
     elif record.loss is not None:

@@ -23,7 +23,8 @@ from ..base import SchedulingPolicy, check_count, check_real
 from ..deadline import AUTO, GivenDeadline
 from ..fairness import FloorRule
 from .arm_table import ArmTable
-from .buffer.steps import BufferedStep, BufferOptions, Channels
+from .buffer.late import DROP, USE, LateUpdates
+from .buffer.steps import BufferedStep, BufferOptions, Channels, require_any_set
 from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow, overridable
 from .membership import Membership
@@ -113,8 +114,12 @@ class ScheduledStrategy(Strategy):
         take more.
     num_spare : int
         Spare clients M: N + M are asked, and the round ends when N have answered, and those that
-        are owed a round by their floor. The others' updates are dropped, and their times learned.
-        Not in buffered mode.
+        are owed a round by their floor. The others' times are learned when they answer. Not in
+        buffered mode.
+    late_updates : str
+        What becomes of updates of spare clients that come after the round has ended: ``"drop"``, or
+        ``"use"``: they go into the next step, as if they had been trained from the model of that
+        moment, and count for floors.
     availability : float
         Assumed probability that a client is available, for the feasibility check of the floors.
     seed : int
@@ -182,7 +187,7 @@ class ScheduledStrategy(Strategy):
         Usable updates of a step in buffered mode, B; half of ``num_selected`` by default. With
         fewer of them the model changes more often, and each update counts for more.
     max_staleness : int
-        Steps after which an update is not used any more, in buffered mode.
+        Steps after which an update is not used any more, in buffered mode or as a late one.
     staleness_discount : float
         A stale update counts (1 + s)^-discount, s the steps since its model was sent.
     even_weights : bool, optional
@@ -212,6 +217,7 @@ class ScheduledStrategy(Strategy):
         num_selected: int,
         tau_max_s: GivenDeadline = AUTO,
         num_spare: int = 0,
+        late_updates: str = DROP,
         max_share: float = 1.0,
         fairness: str | FloorRule = "heuristic:0.5",
         availability: float = 1.0,
@@ -274,7 +280,11 @@ class ScheduledStrategy(Strategy):
             raise ConfigError("run_dir", run_dir, "must be a folder, or None for no record")
         size = (num_selected + 1) // 2 if buffer_size is None else buffer_size
         self._num_selected = num_selected
-        self._spares = SpareClients(num_selected, num_spare)
+        self._max_staleness, self._discount = max_staleness, staleness_discount
+        self._spares = SpareClients(num_selected, num_spare, late_updates)
+        if self._spares.uses_late:
+            require_any_set(strategy, "late_updates", late_updates, 'use late_updates="drop"')
+            BufferOptions(size, max_staleness, staleness_discount)  # checks the numbers
         self._deadline = RoundDeadline(tau_max_s, self._spares.num_asked)
         self._policy = PolicyRunner(
             policy,
@@ -375,6 +385,8 @@ class ScheduledStrategy(Strategy):
         settings = {**self._policy.settings(), "wrapped": chain}
         if self._buffer is not None:
             settings |= {"mode": BUFFERED, "buffer-size": self._buffer.size}
+        if self._spares.uses_late:
+            settings["late-updates"] = USE
         return settings
 
     @property
@@ -421,6 +433,7 @@ class ScheduledStrategy(Strategy):
                 if (channels := self._run.channels) is None
                 else {"channels": channels.state_dict()}
             ),
+            **({"late": self._run.parts.late.state_dict()} if self._spares.uses_late else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -503,7 +516,7 @@ class ScheduledStrategy(Strategy):
             "\t├──> Scheduling: %s, N = %d%s, deadline %s",
             self._policy.name,
             self._num_selected,
-            f" and {self._spares.num_spare} spare" if self._spares.num_spare else "",
+            _spare_text(self._spares),
             "auto" if self._deadline.is_found else f"{self._deadline.level_s:g} s",
         )
         if (fraction := self._wrapped.fraction_train) < 1:
@@ -621,6 +634,7 @@ class ScheduledStrategy(Strategy):
             wrapped=self._wrapped,
             deadline=self._deadline,
             spares=self._spares,
+            late=LateUpdates(self._max_staleness, self._discount),
             free_form=self._free_form,
             explain=bool(started.explain),
         )
@@ -660,6 +674,8 @@ class ScheduledStrategy(Strategy):
                 run.begin_s = self._resumed["begin_s"]
             if run.channels is not None:
                 run.channels.load_state_dict(self._resumed["channels"], at_work=virtual)
+            if self._spares.uses_late:
+                parts.late.load_state_dict(self._resumed["late"], at_work=virtual)
         for server_round in range(run.last_round + 1, num_rounds + 1):
             one: TrainingRound | BufferedStep
             if run.channels is not None:
@@ -908,6 +924,12 @@ def _all_late_text(run: _Run) -> str:
         text += "; raise tau_max_s"
     late_s = getattr(run.parts.timed, "fastest_late_s", math.inf)  # not every grid sees them
     return text if late_s == math.inf else f"{text} (the fastest late reply took {late_s:.3g} s)"
+
+
+def _spare_text(spares: SpareClients) -> str:
+    if not spares.num_spare:
+        return ""
+    return f" and {spares.num_spare} spare{', late updates used' if spares.uses_late else ''}"
 
 
 def _no_resumption(name: str) -> ConfigError:

@@ -113,7 +113,7 @@ class RoundMetrics:
         shortfall = None
         if floors is not None and len(floors) <= record.num_arms:
             counts = self.totals.arms[: len(floors)]
-            shares = np.array([counted.selected for counted in counts]) / max(self.totals.turns, 1)
+            shares = np.array([counted.served for counted in counts]) / max(self.totals.turns, 1)
             shortfall = float(np.max(np.asarray(floors) - shares, initial=0.0))
         return {
             "floors/worst_shortfall": shortfall,

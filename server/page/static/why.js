@@ -293,7 +293,16 @@ const Why = (() => {
     const rule = !scores ? "" : { largest: " with the largest scores", smallest: " with the smallest scores", drawn: " by a random draw in which a larger score is likelier" }[scores.rule];
     const last = slowest(selected), delivered = shown.completed[shown.selected.indexOf(last)];
     const end = `${shown.names[last]} ${delivered ? "was the slowest" : "did not deliver"}`;
-    return `Round ${shown.round}: ${picked} of ${free ?? "the"} available clients${rule}. It took ${Format.seconds(shown.round_s)}; ${end}.`;
+    return `Round ${shown.round}: ${picked} of ${free ?? "the"} available clients${rule}. It took ${Format.seconds(shown.round_s)}; ${end}.${lateText()}`;
+  }
+
+  /** Say which clients were not waited for, and which late updates of earlier rounds came. */
+  function lateText() {
+    const named = (arms) => `${arms.slice(0, 3).map((arm) => shown.names[arm]).join(", ")}${arms.length > 3 ? " …" : ""}`;
+    const used = shown.late_updates.filter((each) => !each.reason).map((each) => each.arm), lost = shown.late_updates.length - used.length;
+    let text = shown.late.length ? ` Not waited for: ${named(shown.late)}.` : "";
+    if (used.length) text += ` Late ${used.length === 1 ? "update" : "updates"} used in its step: ${named(used)}.`;
+    return lost ? `${text} Late and lost: ${lost}.` : text;
   }
 
   /** Return the client that decided how long the round took. */

@@ -34,6 +34,7 @@ OVERRIDING: Final = frozenset(
         "truncate",
         "num-selected",
         "num-spare",
+        "late-updates",
         "tau-max-s",
         "fairness",
         "mode",

@@ -100,17 +100,36 @@ class BufferOptions:
         ConfigError
             If it does, or needs more updates than a step has.
         """
+        require_any_set(strategy, "mode", "buffered", 'use mode="rounds"')
         for inner in strategies_of(strategy):
             name = type(inner).__name__
-            if isinstance(inner, _FIXED_SET):
-                message = f"{name} needs a fixed set of clients in each step"
-                raise ConfigError("mode", "buffered", message, 'use mode="rounds"')
             if (needed := max(quorum_of(inner), min_replies)) > self.size:
                 message = f"must be at least {needed}, the updates that {name} needs"
                 raise ConfigError("buffer_size", self.size, message)
-        if has_own(strategy, "start"):
-            message = f"{type(strategy).__name__} runs rounds by a start() of its own"
-            raise ConfigError("mode", "buffered", message, 'use mode="rounds"')
+
+
+def require_any_set(strategy: Strategy, key: str, value: str, hint: str) -> None:
+    """Refuse, by name, a strategy for which updates of earlier models cannot be presented.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The one that is wrapped.
+    key, value, hint : str
+        The setting that asks for it, and what to do.
+
+    Raises
+    ------
+    ConfigError
+        If it needs a fixed set of clients in each step, or runs rounds by itself.
+    """
+    for inner in strategies_of(strategy):
+        if isinstance(inner, _FIXED_SET):
+            message = f"{type(inner).__name__} needs a fixed set of clients in each step"
+            raise ConfigError(key, value, message, hint)
+    if has_own(strategy, "start"):
+        message = f"{type(strategy).__name__} runs rounds by a start() of its own"
+        raise ConfigError(key, value, message, hint)
 
 
 class StepWeights:

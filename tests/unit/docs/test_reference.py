@@ -37,7 +37,7 @@ def test_every_reason_of_a_client_has_an_entry() -> None:
     entries = re.findall(r"^### `(.*)`\n\n(.*)$", section(FAILURES, "A client fails"), re.MULTILINE)
     assert [kind for kind, _ in entries] == list(reasons.FAILURES)
     for kind, text in entries:
-        meaning = reasons.FAILURES[kind].rpartition("in buffered mode: ")[2]
+        meaning = reasons.FAILURES[kind].rpartition("a late one: ")[2]
         assert meaning.lower() in " ".join(text.lower().split()), kind
 
 
@@ -113,6 +113,7 @@ def test_every_field_of_a_round_is_described(tmp_path: Path) -> None:
     everything = {
         **{"diverged": True, "client_metrics": {"loss": 1.0}, "deadline_s": 1.0, "late": [2]},
         **{"sent_bytes": 1, "received_bytes": 1},
+        "late_updates": [ArmResult(2, "c", 9.0, staleness=1)],
     }
     written: set[str] = set()
     for buffered in (False, True):

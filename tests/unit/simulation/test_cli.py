@@ -51,6 +51,8 @@ BAD_INPUT = {
     "--max-share 2": "max-share = 2.0: must be above 0 and at most 1",
     "--max-share 0.5": "max-share = 0.5: is below the floor of client-1, 0.714",
     "--num-spare -1": "num-spare = -1: must be at least 0",
+    "--late-updates use": "late-updates = 'use': must be drop with num-spare = 0",
+    "--late-updates late": "late-updates = 'late': must be use or drop",
     "--num-spare 1 --mode buffered": "num-spare = 1: must be 0 with mode = buffered",
     "--buffer-size 2": "buffer-size = 2: must be 0 without mode = buffered",
     "--num-selected 0": "num-selected = 0: must be at least 1",

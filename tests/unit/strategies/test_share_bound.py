@@ -217,3 +217,14 @@ def test_excess_is_a_leaky_bucket() -> None:
     assert bound.allowed(np.ones(3, dtype=np.bool_), at_least=2).tolist() == [True, True, False]
     bound.tell(3, [])
     assert bound.allowed(np.ones(3, dtype=np.bool_)).tolist() == [True, True, False]
+
+
+def test_what_is_taken_beside_a_turn_counts_each_time() -> None:
+    bound = ShareBound(0.5)
+    bound.charge(3, [1, 1])
+    bound.tell(3, [2])
+    assert bound.state()["excess"].tolist() == [0.0, 1.5, 0.5]
+    assert bound.allowed(np.ones(3, dtype=np.bool_)).tolist() == [True, False, True]
+    free = ShareBound(1.0)
+    free.charge(3, [1])
+    assert free.allowed(np.ones(3, dtype=np.bool_)).all()

@@ -93,6 +93,11 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         {"tau-max-s": "auto", "strategy": "cs-ucb"},
         {"num-spare": 2},
         {"num-spare": 1, "tau-max-s": "auto", "late": "busy", "strategy": "cs-ucb-q"},
+        {"num-spare": 2, "late-updates": "use", "failure-probability": "0.1"},
+        {
+            **{"num-spare": 2, "late-updates": "use", "compress": "up=int8", "max-share": 0.9},
+            **{"aggregation": "fedadam", "aggregation-option": "eta=0.01", "fairness": "none"},
+        },
         {"mode": "buffered", "tau-max-s": "auto", "late": "busy"},
         {"mode": "buffered", "tau-max-s": "auto", "strategy": "cs-ucb", "joins": "3:20"},
     ],
@@ -101,7 +106,8 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         *("waiting", "waiting-krum", "nobody-there", "error-feedback"),
         *("buffered", "buffered-late-joiners"),
         *("found-deadline", "found-deadline-of-rewards", "spare-clients"),
-        *("spare-clients-found-deadline", "buffered-found-deadline", "buffered-rewards"),
+        *("spare-clients-found-deadline", "late-updates", "late-updates-fedadam"),
+        *("buffered-found-deadline", "buffered-rewards"),
     ],
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(

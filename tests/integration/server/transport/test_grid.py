@@ -31,6 +31,7 @@ from flwr.app import (
     Context,
     Message,
     MessageType,
+    MetricRecord,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
@@ -443,6 +444,52 @@ def test_rounds_with_a_spare_client_end_without_the_one_that_hangs(fleet: Fleet)
     until(lambda: not fleet.grid.busy())
     strategy.start(fleet.grid, arrays, num_rounds=1)
     assert strategy.policy.play_count.min() >= 1, "what came late was learned from"
+
+
+def test_a_late_update_is_used_in_the_next_step(fleet: Fleet) -> None:
+    gate = Gate()
+
+    def far(message: Message, context: Context) -> Message:
+        gate(message, context)
+        arrays = ArrayRecord({"w": Array(message.content["arrays"]["w"].numpy() + 10.0)})
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    fleet.run("a", echo_app(far))
+    for name in "bc":
+        fleet.run(name)
+    records: list[RoundRecord] = []
+
+    def release(record: RoundRecord, arrays: ArrayRecord) -> None:
+        records.append(record)
+        if record.round == 2:
+            gate.open.set()
+            until(lambda: not fleet.grid.busy())
+
+    strategy = ScheduledStrategy(
+        FedAvg(fraction_evaluate=0.0),
+        "random",
+        num_selected=2,
+        num_spare=1,
+        late_updates="use",
+        min_clients=3,
+        hooks=[release],
+        stop_when=lambda record: record.round == 3,
+    )
+    arrays = ArrayRecord({"w": Array(np.zeros(4, dtype=np.float32))})
+    result = strategy.start(fleet.grid, arrays, num_rounds=3)
+    name = strategy.arms.names.index("a")
+    assert [record.late for record in records[:2]] == [[name], []]
+    assert [len(record.late_updates) for record in records[:2]] == [0, 0]
+    late = records[2].late_updates[0]
+    assert (late.arm, late.reason, late.staleness) == (name, None, 2)
+    assert late.rtt_s is not None
+    assert late.rtt_s > records[1].round_s
+    # Two updates by 1 in each of two rounds; in the third those of its own, and one by 10.
+    (others,) = {record.completed.count(True) for record in records[:2]}
+    assert others == 2
+    own = [10.0 if arm == name else 1.0 for arm in [*records[2].selected, *records[2].used_late]]
+    assert result.arrays["w"].numpy().tolist() == pytest.approx([2.0 + np.mean(own)] * 4)
 
 
 def test_waiting_for_other_clients_models_is_not_the_clients_time(fleet: Fleet) -> None:

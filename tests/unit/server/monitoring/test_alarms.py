@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 from flower_scheduling.server.monitoring import alarms as module
 from flower_scheduling.server.monitoring.alarms import KINDS, AlarmLog
 from flower_scheduling.server.runs.totals import RunTotals
-from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import ArmResult, RoundRecord
 
 NAMES = ["a", "b", "c"]
 
@@ -54,6 +54,16 @@ def test_a_missed_floor_is_told_after_a_window_and_forgotten_when_it_is_met_agai
     for number in range(201, 217):
         alarms.observe(round_record(number, [1]))
     assert kinds(alarms, [0.5, 0.1, 0.0]) == [], "16 of 200 is four fifths of the floor"
+
+
+def test_a_floor_is_met_by_late_updates_that_were_used() -> None:
+    for reason, found in ((None, []), ("timeout", ["floor-missed"])):
+        alarms = Alarms(tau_max_s=5.0)
+        late = ArmResult(1, "b", 1.0, reason, staleness=1)
+        for number in range(1, 201):
+            due = [late] if number % 10 == 0 else []
+            alarms.observe(round_record(number, [0], late_updates=due))
+        assert kinds(alarms, [0.5, 0.1, 0.0]) == found
 
 
 def test_rounds_in_which_a_client_was_gone_are_not_held_against_anybody() -> None:

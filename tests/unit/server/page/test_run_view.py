@@ -16,7 +16,7 @@ from page_runs import CONFIG, MODEL, NAMES, Run, pick, record, step
 from flower_scheduling.server.page.run_view import RunView
 from flower_scheduling.server.runs.directory import RunDirectory
 from flower_scheduling.strategies import Explanation
-from flower_scheduling.strategies.flower import Arm
+from flower_scheduling.strategies.flower import Arm, ArmResult
 
 
 @pytest.fixture
@@ -53,6 +53,24 @@ def test_clients_are_counted_as_the_rounds_say(run: Run) -> None:
     assert clients["floor"] == [0.5, 0.25, 0.0]
     assert clients["owed"] == [0.5, 0.25, 0.125]
     assert clients["last_round"] == [3, 2, 0]
+
+
+def test_late_updates_count_for_shares_and_are_told_of_their_round(run: Run) -> None:
+    late = [ArmResult(2, "c", 9.0, staleness=1), ArmResult(0, "a", None, "timeout", staleness=1)]
+    run.write(record(1, late=[2]), record(2, late_updates=late))
+    state = look(run)
+    assert state["clients"]["share"] == [1.0, 1.0, 0.5]
+    assert state["clients"]["selected"] == [2, 2, 0]
+    view = RunView(run.path)
+    view.refresh()
+    first, second = view.round(1), view.round(2)
+    assert first is not None
+    assert second is not None
+    assert (first["late"], first["late_updates"]) == ([2], [])
+    assert [(each["arm"], each["reason"]) for each in second["late_updates"]] == [
+        (2, None),
+        (0, "timeout"),
+    ]
 
 
 def test_the_top_has_progress_accuracy_and_the_rest(run: Run) -> None:

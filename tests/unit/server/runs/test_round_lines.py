@@ -12,7 +12,7 @@ from flwr.app import MetricRecord
 
 from flower_scheduling.server.runs import round_lines
 from flower_scheduling.server.runs.round_lines import line_of, parse_round, read_line
-from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import ArmResult, RoundRecord
 from flower_scheduling.strategies.flower.record import finite_metrics
 
 
@@ -68,6 +68,30 @@ def test_late_arms_are_written_where_there_are_any() -> None:
     for wrong, text in (([3], "beyond its 3"), ("b", "'late' is missing or wrong")):
         with pytest.raises(ValueError, match=text):
             read_line(encoded({**line, "late": wrong}), 1)
+
+
+def test_late_updates_are_written_where_there_are_any() -> None:
+    late = [
+        ArmResult(1, "b", 7.5, None, 2.0, 1.0, staleness=2),
+        ArmResult(1, "b", None, "timeout", staleness=0),
+    ]
+    line = line_of(record(late_updates=late))
+    assert line["late_updates"][0] == {
+        **{"arm": 1, "rtt_s": 7.5, "reason": None, "compute_s": 2.0, "link_s": 1.0},
+        "staleness": 2,
+    }
+    found = parse_round(encoded(line), 1, ["a", "b", "c"])
+    assert found == record(late_updates=late)
+    assert (found.used_late, found.served) == ([1], [0, 2, 1])
+    assert "late_updates" not in line_of(record())
+    good = line["late_updates"][0]
+    for wrong in ("b", [1], [{**good, "rtt_s": None}], [{**good, "staleness": -1}], [{"arm": 1}]):
+        with pytest.raises(ValueError, match="'late_updates' is missing or wrong"):
+            read_line(encoded({**line, "late_updates": wrong}), 1)
+    with pytest.raises(ValueError, match="beyond its 3"):
+        read_line(encoded({**line, "late_updates": [{**good, "arm": 3}]}), 1)
+    with pytest.raises(ValueError, match="an arm without a name"):
+        parse_round(encoded({**line, "late_updates": [{**good, "arm": 2}]}), 1, ["a", "b"])
 
 
 def test_a_column_that_an_earlier_version_did_not_write_has_its_default(

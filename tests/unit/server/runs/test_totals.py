@@ -6,6 +6,7 @@ import pytest
 from factories import half_failed, three_arms
 
 from flower_scheduling.server.runs.totals import RunTotals
+from flower_scheduling.strategies.flower import ArmResult
 
 
 def test_summary_by_hand() -> None:
@@ -47,6 +48,16 @@ def test_summary_by_hand() -> None:
     assert (b["share"], b["mean_rtt_s"]) == (pytest.approx(1 / 3), 0.5)
     assert (c["share"], c["mean_rtt_s"], c["failures"]) == (pytest.approx(2 / 3), None, 2)
     assert summary["suggested_tau_max_s"] == 10.0, "half of the answers are cut off: allow more"
+
+
+def test_late_updates_that_were_used_count_for_shares() -> None:
+    totals = RunTotals()
+    late = [ArmResult(1, "b", 9.0, staleness=1), ArmResult(0, "a", None, "timeout", staleness=1)]
+    totals.count(half_failed(late_updates=late))
+    totals.count(half_failed(round=2))
+    summary = totals.summary(three_arms(), None, tau_max_s=5.0)
+    assert [arm["share"] for arm in summary["arms"]] == [1.0, 0.5, 1.0]
+    assert (totals.arms[1].selected, totals.arms[1].served) == (0, 1)
 
 
 def test_the_last_evaluation_by_any_metric_is_in_the_summary() -> None:

@@ -295,6 +295,7 @@ def test_a_comparison_refuses_before_it_runs(monkeypatch, policies, seeds, key):
         ("aggregation-option", "fraction-evaluate=0.5", "empty"),
         ("client-eval-every", 5, "0"),
         ("num-spare", 1, "0"),
+        ("late-updates", "use", "drop"),
         ("tau-max-s", "auto", "a number"),
         ("joins", "3:20", "empty"),
         ("wait-s", 1.0, "0"),
@@ -302,7 +303,8 @@ def test_a_comparison_refuses_before_it_runs(monkeypatch, policies, seeds, key):
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(key, value, allowed):
-    config = make_config(**SMALL, **{key: value})
+    spare = {"num-spare": 1} if key == "late-updates" else {}
+    config = make_config(**SMALL, **spare, **{key: value})
     with pytest.raises(ConfigError, match=f"^{key} = .*: must be {allowed}.* in batched training"):
         run_batched(config)
 
