@@ -98,6 +98,10 @@ class ScoreFile:
             return None
         available = np.zeros(record.num_arms)
         available[record.available] = 1.0
+        # Arms that came after the last pick of a buffered step could not have been picked.
+        available[
+            min((each.size for each in explanation.parts.values()), default=available.size) :
+        ] = 0
         found, data = self._block(self._end, explanation, available, record.queue)
         picks = []
         for pick in record.picks:
@@ -124,7 +128,8 @@ class ScoreFile:
         rows = _rows(explanation, available, queue)
         block = np.empty((len(rows), available.size), dtype=_DTYPE)
         for row, values in zip(block, rows.values(), strict=True):
-            row[...] = values
+            row[: values.size] = values
+            row[values.size :] = 0.0
         rule, unit = explanation.rule, explanation.unit
         return {"at": at, "rule": rule, "unit": unit, "rows": list(rows)}, block.tobytes()
 

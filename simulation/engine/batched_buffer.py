@@ -11,7 +11,7 @@ import numpy as np
 
 from flower_scheduling.strategies import RoundContext, RoundOutcome
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray, Selection
-from flower_scheduling.strategies.flower.buffer.steps import GIVE_UP, StepWeights
+from flower_scheduling.strategies.flower.buffer.steps import GIVE_UP, Overdue, StepWeights
 
 from .batched import BatchedRun, WeightArray
 
@@ -30,6 +30,7 @@ class _Work:
     repeat: int  # how often before, in this step
     version: int  # of the model that it began from
     model: WeightArray
+    begin_s: float
     time_s: float
     on_time: bool
 
@@ -54,6 +55,7 @@ class BufferedRun(BatchedRun):
         # By end, and in the order of asking where two end together.
         self._under_way: list[tuple[float, int, _Work]] = []
         self._at_work: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
+        self._overdue = Overdue()
         self._idle = self._at_work
 
     def _play_round(self, t: int) -> None:
@@ -83,7 +85,7 @@ class BufferedRun(BatchedRun):
             available = draw.available & ~busy
             self._note_sizes(available)
             self._idle = available
-            there = available | self._at_work
+            there = available | self._awaited()
             selection = self._policy.ask(RoundContext(self._ends + 1, available, there))
             if not selection.positions.size:
                 break
@@ -92,20 +94,34 @@ class BufferedRun(BatchedRun):
             on_time = bool(time_s < self._deadline_s and not draw.failed[arm])
             if time_s >= self._deadline_s and config.late == "busy" and not draw.failed[arm]:
                 self._busy_until_s[arm] = self._time_s + time_s
-            work = _Work(arm, selection, t, asked[arm], self._version, self._model, time_s, on_time)
+            work = _Work(
+                arm, selection, t, asked[arm], self._version, self._model, self._time_s, time_s,
+                on_time,
+            )  # fmt: skip
             asked[arm] += 1
             self._sent += 1
             end_s = self._time_s + (time_s if on_time else self._deadline_s)
             heapq.heappush(self._under_way, (end_s, self._sent, work))
             self._at_work[arm] = True
 
+    def _awaited(self) -> BoolArray:
+        """Return which clients are at work, without those whose work is overdue."""
+        awaited = self._at_work.copy()
+        for _, _, work in self._under_way:
+            if self._overdue.is_overdue(self._time_s - work.begin_s):
+                awaited[work.arm] = False
+        return awaited
+
     def _end(self) -> list[_Delivered]:
         """Let the next piece of work end; return its update, if it can be used."""
         end_s, _, work = heapq.heappop(self._under_way)
         self._time_s = max(self._time_s, end_s)
         arm, shape = work.arm, self._at_work.shape
-        there = self._idle | self._at_work
         self._at_work[arm] = False
+        there = self._idle | self._awaited()
+        there[arm] = True
+        if work.on_time:
+            self._overdue.note(work.time_s)
         trained, loss = self._trained(work) if work.on_time else (None, _NO_LOSS)
         usable = trained is not None
         if usable and self._version - work.version > self._config.max_staleness:

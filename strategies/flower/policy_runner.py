@@ -256,7 +256,9 @@ class PolicyRunner:
         available = self._shares.allowed(available, quorum)
         return self._ask(RoundContext(server_round, available, member), arms)
 
-    def ask_one(self, arms: ArmTable, at_work: Sequence[int]) -> Selection:
+    def ask_one(
+        self, arms: ArmTable, at_work: Sequence[int], overdue: Sequence[int] = ()
+    ) -> Selection:
         """Select an arm for a free channel; none where the channel is to stay free.
 
         Parameters
@@ -265,10 +267,13 @@ class PolicyRunner:
             Of which those that are available, and not at work, are idle.
         at_work : sequence of int
             Arms at work. A client may be free again while its reply is still to be taken.
+        overdue : sequence of int
+            Those of them that count as away, since they take too long.
         """
         available, member = arms.available.copy(), arms.member
         there = available.copy()
         there[list(at_work)] = True
+        there[list(overdue)] = False
         available[list(at_work)] = False
         # With none at work one must begin: shares move when work ends.
         allowed = self._shares.allowed(available, 0 if at_work else 1)

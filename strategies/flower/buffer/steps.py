@@ -132,6 +132,34 @@ def require_any_set(strategy: Strategy, key: str, value: str, hint: str) -> None
         raise ConfigError(key, value, message, hint)
 
 
+class Overdue:
+    """Tells work that takes so long that nothing should be held up for its client.
+
+    While a client is owed rounds, channels are kept free so that its share does not fall further
+    behind. One whose app hangs would keep them free until its deadline, which in an unknown fleet
+    is an hour. So work that takes more than four times the longest answer so far is overdue: its
+    client counts as away, and is owed nothing, until it answers or is given up.
+
+    Attributes
+    ----------
+    longest_s : float
+        The longest answer so far [s]; 0: there is none.
+    """
+
+    _TIMES: Final = 4.0
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    def note(self, answer_s: float) -> None:
+        """Take note of an answer."""
+        self.longest_s = max(self.longest_s, answer_s)
+
+    def is_overdue(self, work_s: float) -> bool:
+        """Whether work that has taken so long is overdue."""
+        return 0.0 < self._TIMES * self.longest_s < work_s
+
+
 class StepWeights:
     """How much the updates of a step weigh: each by its client's rate, and all of them together.
 
@@ -406,6 +434,7 @@ class Channels:
         self._version = 0  # changes of the model so far
         self._decisions = 0
         self._weights = StepWeights(options.even)
+        self._overdue = Overdue()
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -442,7 +471,7 @@ class Channels:
                 free = len(self._work) < self._parts.policy.num_selected
                 self._ended.extend(self._grid.next_ended(_LOOK_S if free else math.inf))
             if self._ended:
-                self._end(one, self._ended.popleft())
+                self._end(one, self._ended.popleft(), begin_s)
         self._show_model(one, arrays, config)
         table = self._parts.membership.table
         one.available = np.flatnonzero(self._parts.policy.selectable(table)).tolist()
@@ -473,7 +502,9 @@ class Channels:
             parts.timed.begin_round(self._decisions)
             parts.sync()
             table = parts.membership.table
-            selection = parts.policy.ask_one(table, [work.arm for work in self._work.values()])
+            at_work = [work.arm for work in self._work.values()]
+            late = self._late(parts.timed.now() - begin_s)
+            selection = parts.policy.ask_one(table, at_work, late)
             found = np.flatnonzero(selection.mask)
             if not found.size:
                 return
@@ -553,7 +584,15 @@ class Channels:
             one.no_step = QUORUM if there else NOBODY_AVAILABLE
         return bool(self._work)
 
-    def _end(self, one: BufferedStep, exchange: Exchange) -> None:
+    def _late(self, now_s: float) -> list[int]:
+        """Return the arms at work whose work is overdue."""
+        return [
+            work.arm
+            for work in self._work.values()
+            if self._overdue.is_overdue(now_s - work.begin_s)
+        ]
+
+    def _end(self, one: BufferedStep, exchange: Exchange, begin_s: float) -> None:
         """Take what became of a piece of work; the policy learns from it."""
         parts, work = self._parts, self._work.pop(exchange.node_id, None)
         if work is None:  # of an earlier run
@@ -575,7 +614,11 @@ class Channels:
             parts.set_floors()
         table = parts.membership.table
         there = table.available & table.member
-        there[[work.arm, *(other.arm for other in self._work.values())]] = True
+        there[[other.arm for other in self._work.values()]] = True
+        there[self._late(parts.timed.now() - begin_s)] = False
+        there[work.arm] = True
+        if exchange.rtt_s is not None:
+            self._overdue.note(exchange.rtt_s)
         self._learn(one, work, exchange, result, update, there)
         one.refuse(found.before)
         if update is not None:
@@ -610,6 +653,7 @@ class Channels:
             "version": self._version,
             "decisions": self._decisions,
             "weights": self._weights.state_dict(),
+            "longest_s": self._overdue.longest_s,
             "work": [
                 {
                     "node": str(node),
@@ -641,6 +685,7 @@ class Channels:
         """
         self._version, self._decisions = state["version"], state["decisions"]
         self._weights.load_state_dict(state["weights"])
+        self._overdue.longest_s = state.get("longest_s", 0.0)
         if not at_work:
             return
         self._models = {

@@ -20,7 +20,7 @@ from flower_scheduling import reasons
 from flower_scheduling.client.wire.frames import Refusal
 from flower_scheduling.server.monitoring.alarms import KINDS
 from flower_scheduling.server.runs.directory import RunDirectory
-from flower_scheduling.strategies.flower import ArmResult
+from flower_scheduling.strategies.flower import ArmResult, Pick
 
 FAILURES = (ROOT / "docs/how-to/failures.md").read_text(encoding="utf-8")
 WATCH = (ROOT / "docs/how-to/page.md").read_text(encoding="utf-8")
@@ -114,6 +114,7 @@ def test_every_field_of_a_round_is_described(tmp_path: Path) -> None:
         **{"diverged": True, "client_metrics": {"loss": 1.0}, "deadline_s": 1.0, "late": [2]},
         **{"sent_bytes": 1, "received_bytes": 1},
         "late_updates": [ArmResult(2, "c", 9.0, staleness=1)],
+        "picks": [Pick(2, 0.5)],
     }
     written: set[str] = set()
     for buffered in (False, True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,19 @@ def test_each_pick_of_a_buffered_step_has_scores_of_its_own(tmp_path: Path) -> N
     directory = RunDirectory.reopen(path, {}, 1)
     directory.close()
     assert (path / FILE).stat().st_size == end_of(lines[0])
+
+
+def test_arms_that_come_after_the_last_pick_have_no_score(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    grown = step(1, [pick(1, 0.25, num_arms=3)])
+    last = explained(1).explanation
+    grown = replace(grown, explanation=last, num_arms=5, available=[0, 4], queue=np.zeros(5))
+    lines = write(path, grown, explained(2))
+    scores = read_scores(path, lines[0])
+    assert scores is not None
+    assert scores.available.tolist() == [True, False, False, False, False]
+    np.testing.assert_array_equal(scores.parts["mean"], [1.0, 2.0, 3.0, 0.0, 0.0])
+    assert lines[1]["scores"]["at"] == end_of(lines[0])
 
 
 def test_scores_of_picks_that_were_not_made_are_refused(tmp_path: Path) -> None:

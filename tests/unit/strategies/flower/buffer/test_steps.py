@@ -384,3 +384,25 @@ def test_floors_are_shares_of_completed_updates() -> None:
     assert scheduled.floors[20] == pytest.approx(0.05), "0.2 of rounds of four"
     assert max(scheduled.queues or [math.inf]) < 6 + 1 + 4
     assert ended.count(20) >= 0.05 * len(ended) - (6 + 1 + 4)
+
+
+def test_a_client_that_hangs_holds_up_its_own_channel_alone() -> None:
+    """It is owed nothing once its work takes more than four times the longest answer."""
+    clients = [silent, *[adding()] * 4, silent]
+    grid = ScriptedGrid(clients)
+    grid.away = {100}
+    _, records, _, scheduled = run(
+        [],
+        grid=grid,
+        policy="cs-ucb-q-adaptive",
+        num_selected=2,
+        rounds=300,
+        tau_max_s=60.0,
+        fairness="equal:0.3",
+    )
+    times = [0.0, *(record.time_s for record in records)]
+    assert np.diff(times).max() < 2.0
+    hung = [r for record in records for r in record.results if r.arm == 5]
+    assert {r.reason for r in hung} <= {"timeout"}
+    assert scheduled.queues is not None
+    assert scheduled.queues[5] < 6 + 5 + 2
