@@ -27,9 +27,9 @@ from flwr.app import (
     RecordDict,
     UserConfig,
 )
-from flwr.clientapp import ClientApp
 
 from flower_scheduling._flwr import (
+    ClientAppCallable,
     ErrorCode,
     ProtoRecordDict,
     recorddict_from_proto,
@@ -95,7 +95,7 @@ class AppRunner:
 
     def __init__(
         self,
-        client_app: ClientApp,
+        client_app: ClientAppCallable,
         node_config: UserConfig,
         max_message_bytes: int,
         kept_state: bytes = b"",

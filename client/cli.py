@@ -237,6 +237,11 @@ def cli(
     from .stream import StreamClient
     from .wire.frames import NO_LIMIT
 
+    client_app = load_object(app_path, ClientApp, "app")
+    if app_path != _OUR_APP and flags.keys() & {"link", "compute"}:
+        from .link.emulation import emulated
+
+        client_app = emulated(client_app)
     environment = dict(os.environ)
     keep_heaps()
     worker = Worker(name, own_thread=False)
@@ -244,7 +249,7 @@ def cli(
         client = StreamClient(
             address,
             name,
-            load_object(app_path, ClientApp, "app"),
+            client_app,
             node_config,
             credentials=credentials,
             own_fault=own_fault,

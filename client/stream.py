@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn
 
 import grpc
 from flwr.app import UserConfig
-from flwr.clientapp import ClientApp
 
+from flower_scheduling._flwr import ClientAppCallable
 from flower_scheduling.errors import ConnectionRefused, VersionMismatch, WireError
 
 from .app_runner import LOGGER, AppRunner, Worker, encodable
@@ -96,7 +96,7 @@ class StreamClient:
         self,
         address: str,
         name: str,
-        client_app: ClientApp,
+        client_app: ClientAppCallable,
         node_config: UserConfig | None = None,
         *,
         credentials: grpc.ChannelCredentials | None = None,

@@ -20,10 +20,18 @@ from flower_scheduling._flwr import ClientAppCallable
 
 from ..settings import DeviceSettings
 from ..wire.compression import WIRE_SHARE
-from ..wire.protocol import CODEC_S, COMPUTE_S, CONFIG, LINK_S, SERVER_ROUND, TIMING
+from ..wire.protocol import (
+    CODEC_S,
+    COMPUTE_S,
+    CONFIG,
+    LINK_S,
+    NUM_EXAMPLES,
+    SERVER_ROUND,
+    TIMING,
+)
 from .model import LinkModel
 
-__all__ = ["EmulatedDevice", "emulation_mod"]
+__all__ = ["EmulatedDevice", "emulated", "emulation_mod"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +148,7 @@ def emulation_mod(
     codec_s = _codec_s(reply)
     compute_s = time.perf_counter() - started - codec_s
     if kind == MessageType.TRAIN:
-        run = context.run_config
-        num_examples = int(run.get("batch-size", 1)) * int(run.get("local-steps", 1))
+        num_examples = _trained_examples(context.run_config, reply)
         wanted_s = device.compute_s(rng, num_examples)
         if wanted_s > compute_s:
             sleep(wanted_s - compute_s)
@@ -154,6 +161,25 @@ def emulation_mod(
         {COMPUTE_S: compute_s, CODEC_S: codec_s, LINK_S: download_s + upload_s}
     )
     return reply
+
+
+def emulated(client_app: ClientAppCallable) -> ClientAppCallable:
+    """Return an app that answers as if it ran on the device of its node configuration."""
+    return lambda message, context: emulation_mod(message, context, client_app)
+
+
+def _trained_examples(run_config: UserConfig, reply: Message) -> int:
+    """Return over how many examples an update was computed.
+
+    Those of minibatches, where the run configuration has them, else what the reply says.
+    """
+    keys = ("batch-size", "local-steps")
+    if any(key in run_config for key in keys):
+        batch_size, local_steps = (int(run_config.get(key, 1)) for key in keys)
+        return batch_size * local_steps
+    records = reply.content.metric_records.values() if reply.has_content() else ()
+    found = (record.get(NUM_EXAMPLES) for record in records)
+    return next((int(each) for each in found if isinstance(each, int | float)), 1)
 
 
 def _codec_s(reply: Message) -> float:

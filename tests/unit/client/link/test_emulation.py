@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_scheduling.client.link.emulation import EmulatedDevice, emulation_mod
+from flower_scheduling.client.link.emulation import EmulatedDevice, emulated, emulation_mod
 from flower_scheduling.client.link.model import LinkModel
 from flower_scheduling.client.wire.compression import WIRE_SHARE
 from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
@@ -21,13 +21,13 @@ def _identity():
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
-def call(node_config, *, kind="train", server_round=1, app=None):
+def call(node_config, *, kind="train", server_round=1, app=None, run_config=None):
     """Return the reply and the waits, in order."""
     waits = []
     arrays = ArrayRecord({"w": Array(np.zeros(100, dtype=np.float32))})
     content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": server_round})})
     message = Message(content, 7, kind)
-    run_config = {"batch-size": 2, "local-steps": 3}
+    run_config = {"batch-size": 2, "local-steps": 3} if run_config is None else run_config
     context = Context(1, 7, node_config, RecordDict(), run_config)
 
     def answer(message, context):
@@ -118,6 +118,21 @@ def test_compute_rate_sets_the_time_of_an_update():
     ]
     assert 6 / 60 <= min(times) < max(times) <= 6 / 20
     assert call({"name": "a", "compute": "40"}, kind="evaluate")[1][1:] == [0.0]
+
+
+def test_an_app_without_minibatches_computes_over_its_examples():
+    reply, _ = call({"name": "a", "compute": "40"}, run_config={"epochs": 1})
+    assert reply.content[TIMING][COMPUTE_S] == pytest.approx(1 / 40), "num-examples of the reply"
+
+
+def test_any_app_can_be_emulated(monkeypatch):
+    waits = []
+    monkeypatch.setattr(emulation_mod, "__kwdefaults__", {"sleep": waits.append})
+    app = emulated(lambda message, context: Message(RecordDict(), reply_to=message))
+    message = Message(RecordDict(), 7, "train")
+    reply = app(message, Context(1, 7, LINKED, RecordDict(), {}))
+    assert reply.content[TIMING][LINK_S] == pytest.approx(sum(waits))
+    assert len(waits) == 2
 
 
 def test_update_that_takes_longer_than_the_emulated_one_is_not_delayed():
