@@ -358,7 +358,8 @@ class Feasibility:
         who = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
         return (
             f"participation floors cannot be met: {who} ask for {self.asked:.4g} selections per "
-            f"round, at most {self.served:.4g} can be served"
+            f"round, at most {self.served:.4g} can be served; lower the floors, or select more "
+            "clients per round"
         )
 
 

@@ -131,7 +131,10 @@ class _Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         place, text = (record.pathname, record.lineno), record.getMessage()
-        _reports.put(logging.LogRecord(record.name, record.levelno, *place, text, None, None))
+        line = logging.LogRecord(record.name, record.levelno, *place, text, None, None)
+        if record.exc_info:  # a traceback travels as text
+            line.exc_text = logging.Formatter().formatException(record.exc_info)
+        _reports.put(line)
 
 
 def _begin(reports: SimpleQueue[_Report], stop: Event) -> None:

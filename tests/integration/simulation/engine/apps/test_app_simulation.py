@@ -369,3 +369,14 @@ def test_faults_of_an_app_are_one_line(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert expected in last
+
+
+def test_a_comparison_shows_where_an_app_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = write_app(tmp_path, NUMPY_SERVER.replace("rounds =", "1 / 0 #"), NUMPY_CLIENT)
+    two = ("--strategy", "random", "--strategy", "cs-ucb-q")
+    assert simulate("compare", "--app", app, *FEW, *two, "--processes", "1") == 1
+    told = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in told
+    assert "1 / 0" in told
