@@ -158,7 +158,7 @@ def _value(text: str) -> int | float | bool | str:
 
 
 def check_folder(data_dir: str) -> None:
-    """Check that a data folder holds something, or can be written: which data set is not known.
+    """Check that a data folder has a folder in it, or can be written: the data set is not known.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def check_folder(data_dir: str) -> None:
     folder = Path(data_dir).expanduser().resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not any(folder.iterdir()):
+        if not any(each.is_dir() for each in folder.iterdir()):
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
