@@ -72,7 +72,7 @@ def dask_nodes(folder: Path) -> Iterator[str]:
         yield "dask:" + found.removeprefix("tcp://")
     finally:
         for process in processes:
-            process.terminate()
+            process.kill()  # a worker may wait long for a scheduler that is gone
         for process in processes:
             process.wait()
 

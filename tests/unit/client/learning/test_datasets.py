@@ -253,6 +253,18 @@ def test_a_data_folder_that_can_hold_nothing(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_a_data_folder_that_cannot_be_written_must_have_a_folder_in_it(tmp_path, monkeypatch):
+    def locked(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("flower_scheduling.client.learning.datasets.tempfile.TemporaryFile", locked)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataUnavailableError, match="Permission denied"):
+        check_folder(str(tmp_path))
+    (tmp_path / "MNIST").mkdir()
+    check_folder(str(tmp_path))
+
+
 def test_names_that_are_known_need_no_torchvision():
     code = (
         "import sys; from flower_scheduling.client.learning import datasets;"
