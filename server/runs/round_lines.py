@@ -162,7 +162,7 @@ def record_of(line: Mapping[str, Any], names: Sequence[str]) -> RoundRecord:
     values = {f.name: line[f.name] for f in fields(RoundRecord) if f.name in line}
     values["picks"] = [Pick(pick["arm"], pick["begin_s"]) for pick in line.get("picks", ())]
     values["late_updates"] = [
-        ArmResult(name=names[each["arm"]], arm=each["arm"], **{n: each[n] for n in _LATE_COLUMNS})
+        ArmResult(name=names[each["arm"]], arm=each["arm"], **_late_values(each))
         for each in line.get("late_updates", ())
     ]
     values.setdefault("available", list(range(line["num_available"])))
@@ -229,10 +229,16 @@ def _late_updates(value: object) -> bool:
     return isinstance(value, list) and all(
         isinstance(each, dict)
         and _count(each.get("arm"))
-        and all(key in each and is_good(each[key]) for key, is_good in _LATE_COLUMNS.items())
+        and {"rtt_s", "reason"} <= each.keys()
+        and all(_LATE_COLUMNS[key](value) for key, value in _late_values(each).items())
         and (each["reason"] is not None or each["rtt_s"] is not None)
         for each in value
     )
+
+
+def _late_values(update: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a late update that its line's version had."""
+    return {name: update[name] for name in _LATE_COLUMNS if name in update}
 
 
 def _scores(value: object) -> bool:

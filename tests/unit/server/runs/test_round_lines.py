@@ -85,6 +85,9 @@ def test_late_updates_are_written_where_there_are_any() -> None:
     assert (found.used_late, found.served) == ([1], [0, 2, 1])
     assert "late_updates" not in line_of(record())
     good = line["late_updates"][0]
+    earlier = {key: value for key, value in good.items() if key != "link_s"}  # a later column
+    found = parse_round(encoded({**line, "late_updates": [earlier]}), 1, ["a", "b", "c"])
+    assert (found.late_updates[0].rtt_s, found.late_updates[0].link_s) == (7.5, None)
     for wrong in ("b", [1], [{**good, "rtt_s": None}], [{**good, "staleness": -1}], [{"arm": 1}]):
         with pytest.raises(ValueError, match="'late_updates' is missing or wrong"):
             read_line(encoded({**line, "late_updates": wrong}), 1)
