@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,9 +75,7 @@ class Cluster:
 
 
 def _work(job: Job, digest: str) -> Arrays:
-    """Compute a job on a worker."""
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
+    """Compute a job on a worker, to which both engines give one thread."""
     if code_digest() != digest:
         raise ClusterError("a worker has other code than this process: install the same version")
     return job.compute()

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import ArrayRecord, Message
 
 from flower_scheduling._flwr import ProtoMessage, message_from_proto, message_to_proto
-from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.reasons import STALE
 
 from ..arm_table import ArmTable
@@ -18,7 +17,7 @@ from ..record import ArmResult
 from ..replies import ArraySpec, Update
 from ..reply_sorter import ODD, ReplySorter, SortedReplies
 from ..timed_grid import Exchange
-from .staleness import rebased
+from .staleness import models_of, models_state, rebased
 
 USE: Final = "use"
 """Late updates go into the next step."""
@@ -220,10 +219,7 @@ class LateUpdates:
                 for version, each in self._waiting
                 if each.reply is not None
             ],
-            "models": {
-                str(version): {key: decode_array(array) for key, array in model.items()}
-                for version, model in self._models.items()
-            },
+            "models": models_state(self._models),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, at_work: bool) -> None:
@@ -238,10 +234,7 @@ class LateUpdates:
             fleet's clients had in hand before the server was started anew is lost.
         """
         self.version = state["version"]
-        self._models = {
-            int(version): ArrayRecord({key: Array(value) for key, value in model.items()})
-            for version, model in state["models"].items()
-        }
+        self._models = models_of(state["models"])
         self._waiting = [
             (each["version"], Exchange(int(each["node"]), _reply_of(each), each["rtt_s"]))
             for each in state["waiting"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_scheduling._flwr import make_message
@@ -75,6 +75,19 @@ def _rebased_arrays(
             array = FastArray.of_numpy(_moved(values, base, now, scale))
         result[key] = array
     return result
+
+
+def models_state(models: Mapping[int, ArrayRecord]) -> dict[str, Any]:
+    """Return models by version for a checkpoint: their arrays, by key."""
+    return {str(version): dict(_views(model)) for version, model in models.items()}
+
+
+def models_of(state: Mapping[str, Any]) -> dict[int, ArrayRecord]:
+    """Return the models that :func:`models_state` has saved."""
+    return {
+        int(version): ArrayRecord({key: Array(value) for key, value in model.items()})
+        for version, model in state.items()
+    }
 
 
 def _views(arrays: ArrayRecord) -> Mapping[str, NDArray[Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -20,7 +20,6 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.protocol import REPEAT, REPORT, REQUEST
 from flower_scheduling.errors import ConfigError, SchedulingError, TooFewClientsError
 from flower_scheduling.reasons import NO_EXAMPLES, NO_REPLIES, NOBODY_AVAILABLE, QUORUM, STALE
@@ -43,7 +42,7 @@ from ..round import ModelStep, RoundParts, set_ttl
 from ..timed_grid import Exchange
 from ..wrapped import has_own, quorum_of, strategies_of
 from .channel_grid import ChannelGrid
-from .staleness import rebased
+from .staleness import models_of, models_state, rebased
 
 _FIXED_SET: Final = (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -666,10 +665,7 @@ class Channels:
                 }
                 for node, work in self._work.items()
             ],
-            "models": {
-                str(version): {key: decode_array(array) for key, array in model.items()}
-                for version, model in self._models.items()
-            },
+            "models": models_state(self._models),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, at_work: bool) -> None:
@@ -688,10 +684,7 @@ class Channels:
         self._overdue.longest_s = state.get("longest_s", 0.0)
         if not at_work:
             return
-        self._models = {
-            int(version): ArrayRecord({key: Array(value) for key, value in model.items()})
-            for version, model in state["models"].items()
-        }
+        self._models = models_of(state["models"])
         for each in state["work"]:
             self._work[int(each["node"])] = _restored(each)
 
