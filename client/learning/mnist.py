@@ -174,8 +174,10 @@ def _missing(raw: Path) -> list[str]:
     DataUnavailableError
         If one is there that is not the original.
     """
-    missing = [name for name in _FILES if not _is_original(raw / name)]
-    if others := [name for name in missing if os.path.lexists(raw / name)]:
+    # First what is absent: another process may bring in a file at any moment, whole.
+    missing = [name for name in _FILES if not os.path.lexists(raw / name)]
+    there = [name for name in _FILES if name not in missing]
+    if others := [name for name in there if not _is_original(raw / name)]:
         raise DataUnavailableError(
             f"{', '.join(others)} in {raw}: not MNIST as published, left as it is. Move it away to "
             "have MNIST fetched; each data set of --dataset has a folder of its own, such as "

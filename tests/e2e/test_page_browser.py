@@ -294,7 +294,7 @@ def test_every_chart_and_control_has_words_for_who_cannot_see(
 ) -> None:
     with served(finished) as url, visiting(browser, url) as visit:
         for chart in visit.page.locator("[role=img]:visible").all():
-            assert len(chart.get_attribute("aria-label") or "") > 10
+            expect(chart).to_have_attribute("aria-label", re.compile(".{11}"), timeout=60_000)
         unnamed = visit.page.evaluate(
             "[...document.querySelectorAll('button, input, a')].filter(e => !e.hidden &&"
             "!(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map(e => e.outerHTML)"
