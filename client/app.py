@@ -100,9 +100,9 @@ def _train(message: Message, context: Context) -> Message:
     client = _local_client(ClientSettings.from_context(context))
     node, run, model = client.settings.node, client.settings.run, client.model
     arrays = _record(message, protocol.ARRAYS, ArrayRecord)
-    config = dict(_record(message, protocol.CONFIG, ConfigRecord))
+    config = dict(_record(message, protocol.CONFIG, ConfigRecord).items())
     if isinstance(asked := message.content.get(protocol.REQUEST), ConfigRecord):
-        config.update(asked)
+        config.update(asked.items())
     request = TrainRequest.from_config(config)
     if request.data_digest:
         _require_same_data(client.settings, request.data_digest)

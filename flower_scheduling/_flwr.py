@@ -198,19 +198,23 @@ class FastRecordDict(RecordDict):
         if kind not in by_kind:
             by_kind[kind] = {name: each for name, each in self.items() if isinstance(each, kind)}
         view: _SyncedDict[_Kind] = _SyncedDict.__new__(_SyncedDict)
-        view.__dict__.update(
-            _check_key_fn=self.__dict__["_check_key_fn"],
-            _check_value_fn=partial(_require, kind),
-            _data=by_kind[kind].copy(),
-            recorddict=self,
-            allowed_type=kind,
-        )
+        view.__dict__.update(_VIEW[kind], _data=by_kind[kind].copy(), recorddict=self)
         return view
 
 
 def _require(kind: type[object], value: object) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"a {type(value).__name__} is no {kind.__name__}")
+
+
+_VIEW: dict[type[Any], dict[str, Any]] = {  # what all views of a kind hold alike
+    kind: {
+        "_check_key_fn": RecordDict().__dict__["_check_key_fn"],
+        "_check_value_fn": partial(_require, kind),
+        "allowed_type": kind,
+    }
+    for kind in (ArrayRecord, ConfigRecord, MetricRecord)
+}
 
 
 def only_averages(aggregate_train: Callable[..., Any]) -> bool:

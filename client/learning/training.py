@@ -208,12 +208,11 @@ def train_logistic(
     # Diverging weights are reported by the caller, once, instead of by numpy's warnings.
     with np.errstate(all="ignore"):
         for batch in batches:
-            inputs = pixels.take(batch, axis=0).astype(np.float32)
-            inputs /= 255.0  # (num_clients, batch, num_features)
+            inputs = np.divide(pixels.take(batch, axis=0), 255.0, dtype=np.float32)
             if normalisation is not None:
                 inputs -= normalisation[0]
                 inputs /= normalisation[1]
-            target = labels.take(batch.ravel())
+            target = labels.take(batch.ravel())  # inputs: (num_clients, batch, num_features)
             logits = inputs @ weight.transpose(0, 2, 1)  # (num_clients, batch, num_classes)
             logits += bias[:, np.newaxis]
             logits -= logits.max(axis=2, keepdims=True)  # keeps exp in range

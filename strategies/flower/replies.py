@@ -26,7 +26,7 @@ from flower_scheduling.reasons import (
     WRONG_RECORDS,
 )
 
-from .updates.pieces import largest_magnitude, pieces
+from .updates.pieces import largest_magnitude, norm, pieces
 
 _T = TypeVar("_T", ArrayRecord, MetricRecord)
 
@@ -91,7 +91,7 @@ class Change:
     values: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Update:
     """A reply that may be aggregated.
 
@@ -362,6 +362,8 @@ def _check_values(key: str, view: NDArray[Any], dtype: np.dtype[Any], base: Arra
     dtype's lowest number.
     """
     limit = _limit(dtype)
+    if all(norm(part) <= limit for (part,) in pieces(view)):
+        return  # no value is larger than all of them together
     largest = largest_magnitude(view)
     if largest <= limit:
         return

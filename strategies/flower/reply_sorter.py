@@ -204,8 +204,8 @@ class ReplySorter:
         """Refuse updates that nothing was done for."""
         if (judge := self._free_riders) is None:
             return
-        for arm, update in found.updates.items():
-            found.updates[arm] = replace(update, change=judge.change_of(update, model))
+        for update in found.updates.values():
+            update.change = judge.change_of(update, model)
         now, found.before = judge.judge(found.updates, earlier)
         for arm, reason in now.items():
             found.refuse(arm, reason)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flower_scheduling._flwr import new_record
 from flower_scheduling.allocator import give_back
 from flower_scheduling.client.wire.arrays import decode_array, encode_array
 from flower_scheduling.client.wire.protocol import REPORT, REQUEST
@@ -464,7 +465,7 @@ def fitted(arrays: ArrayRecord, model: ArrayRecord, specs: Mapping[str, ArraySpe
     SchedulingError
         If a value is not finite where the model's is an ordinary number.
     """
-    result = ArrayRecord()
+    result: dict[str, Array] = {}
     for key, array in arrays.items():
         view, spec = decode_array(array), specs.get(key)
         like = spec is not None and view.shape == spec.shape
@@ -478,7 +479,7 @@ def fitted(arrays: ArrayRecord, model: ArrayRecord, specs: Mapping[str, ArraySpe
         if spec is not None and view.dtype != spec.dtype and view.dtype.kind in "fbiu":
             view, changed = _converted(view, spec.dtype), True
         result[key] = encode_array(view) if changed else array
-    return result
+    return new_record(ArrayRecord, result)
 
 
 def _converted(view: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

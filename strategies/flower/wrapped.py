@@ -23,7 +23,13 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
-from flower_scheduling._flwr import FLOWER_FOLDER, FastRecordDict, make_message, only_averages
+from flower_scheduling._flwr import (
+    FLOWER_FOLDER,
+    FastRecordDict,
+    new_message,
+    new_record,
+    only_averages,
+)
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
 
@@ -237,7 +243,7 @@ class WrappedStrategy:
         consume: bool,
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return Flower's weighted mean without its copies; all but the arrays goes through it."""
-        light = [make_message(r.metadata, _without_arrays(r.content)) for r in replies]
+        light = [new_message(r.metadata, _without_arrays(r.content)) for r in replies]
         arrays: ArrayRecord | None
         arrays, metrics = self._methods["aggregate_train"](server_round, light)
         if arrays is None:
@@ -306,10 +312,13 @@ class WrappedStrategy:
 
 def _without_arrays(content: RecordDict) -> RecordDict:
     """Return the same records, those of arrays empty."""
-    light = RecordDict()
-    for name, record in content.items():
-        light[name] = ArrayRecord() if isinstance(record, ArrayRecord) else record
-    return light
+    return new_record(
+        FastRecordDict,
+        {
+            name: new_record(ArrayRecord, {}) if isinstance(record, ArrayRecord) else record
+            for name, record in content.items()
+        },
+    )
 
 
 def _weight(content: RecordDict, key: str) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 
+from flower_scheduling._flwr import new_record
 from flower_scheduling.client.wire.arrays import FastArray, decode_array
 
 from ..replies import of_kind
@@ -47,7 +48,7 @@ def weighted_mean(records: Sequence[dict[str, AnyArray]], factors: Sequence[floa
     factors : sequence of float
         Weight of each, of a sum of 1.
     """
-    mean = ArrayRecord()
+    mean: dict[str, Array] = {}
     for key in list(records[0]):
         arrays = [record.pop(key) for record in records]
         total = _weighted_sum(arrays, factors)
@@ -55,7 +56,7 @@ def weighted_mean(records: Sequence[dict[str, AnyArray]], factors: Sequence[floa
         # Flower keeps numpy's order of axes; ours on the wire is C.
         in_order = total.flags.c_contiguous
         mean[key] = FastArray.of_numpy(total) if in_order else Array(total)
-    return mean
+    return new_record(ArrayRecord, mean)
 
 
 def _weighted_sum(arrays: Sequence[AnyArray], factors: Sequence[float]) -> AnyArray:

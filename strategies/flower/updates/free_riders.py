@@ -167,7 +167,7 @@ def _records_of(update: Update) -> dict[str, Array]:
     for record in of_kind(update.message.content, ArrayRecord).values():
         if found.keys() & record.keys():
             return {}
-        found |= record
+        found.update(record.items())  # many times as fast as from the record
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
@@ -35,7 +36,15 @@ def pieces(*arrays: AnyArray) -> Iterator[tuple[AnyArray, ...]]:
 
 def is_finite(view: AnyArray) -> bool:
     """Tell whether all values are finite."""
-    return all(bool(np.isfinite(part).all()) for (part,) in pieces(view))
+    return all(
+        math.isfinite(norm(part)) or bool(np.isfinite(part).all()) for (part,) in pieces(view)
+    )
+
+
+def norm(view: AnyArray) -> float:
+    """Return the Euclidean norm in one pass over the values; infinite or NaN beyond its dtype."""
+    flat = view.reshape(-1)
+    return math.sqrt(abs(np.vdot(flat, flat)))
 
 
 def largest_magnitude(view: AnyArray) -> float:

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_scheduling.strategies.flower.updates.pieces import is_finite, largest_magnitude, pieces
+from flower_scheduling.strategies.flower.updates.pieces import (
+    is_finite,
+    largest_magnitude,
+    norm,
+    pieces,
+)
 
 Array = np.ndarray[Any, Any]
 LARGE = np.arange(3 * 100_000, dtype=np.float64).reshape(3, -1)
@@ -45,6 +50,16 @@ def test_what_is_odd_is_found_wherever_it_is(place: int, order: Any) -> None:
     assert largest_magnitude(np.zeros(0)) == 0.0
     assert largest_magnitude(np.array(-2.0)) == 2.0
     assert largest_magnitude(np.array([3 - 4j, 1])) == 5.0
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16"])
+def test_values_whose_squares_have_no_room_in_their_dtype_are_finite(dtype: str) -> None:
+    assert norm(np.array([3, -4], dtype)) == 5.0
+    largest = np.full(3, np.finfo(dtype).max, dtype)
+    assert math.isinf(norm(largest))
+    assert is_finite(largest)
+    largest[1] = math.nan
+    assert not math.isfinite(norm(largest))
 
 
 def test_no_temporary_is_as_large_as_the_array() -> None:
