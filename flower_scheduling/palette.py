@@ -114,6 +114,7 @@ _POLICIES: Final[Mapping[str, Look]] = {
     "proportional-fair": Look(GREEN, (10, 1, 1.5, 1), "p", wide=True),
     "oracle": Look(INK, (1, 2.5), "*"),
 }
+# Their looks go by their places here. Any other policy, newer ones too, has its look by its name.
 _COMPARATORS: Final = (
     "bsfl",
     "d-ucb",
@@ -138,7 +139,7 @@ _OTHERS: Final = len(_OTHER_COLOURS) * len(_OTHER_DASHES) * len(_OTHER_MARKERS) 
 
 
 def policy_look(name: str) -> Look | None:
-    """Return the look of a policy that comes with the package; ``None``: there is none so called.
+    """Return the look that is kept for a policy; ``None``: :func:`looks` gives it one by its name.
 
     What is compared with another, called ``NAME minus OTHER``, looks like the first.
     """
@@ -151,8 +152,8 @@ def policy_look(name: str) -> Look | None:
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the looks of policies by name.
 
-    A policy that comes with the package looks the same in every figure, another one as far as
-    two in one figure do not share a look.
+    A policy for which a look is kept looks the same in every figure, another one as far as two in
+    one figure do not share a look.
     """
     found: dict[str, Look] = {}
     for name in dict.fromkeys(names):

@@ -25,7 +25,8 @@ from .fairness import (
     parse_floors,
 )
 from .floors import FloorPolicy, QueuePolicy
-from .registry import POLICIES, PolicySpec, build_policy, find_policy, parse_options, register
+from .policy_spec import PolicySpec
+from .registry import POLICIES, build_policy, find_policy, parse_options, register
 from .selection import top_arms
 
 __all__ = [

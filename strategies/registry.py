@@ -2,143 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Any, Final
-
-import numpy as np
 
 from flower_scheduling.errors import ConfigError, UnknownPolicyError, did_you_mean, nearest
 from flower_scheduling.loading import load_object
 
+from . import comparators, policies
 from .base import SchedulingPolicy
-from .comparators.bsfl import Bsfl
-from .comparators.e3cs import E3cs
-from .comparators.fedcs import FedCs
-from .comparators.kl_ucb import KlUcb
-from .comparators.oort import Oort
-from .comparators.pisces import Pisces
-from .comparators.pyramidfl import PyramidFl
-from .comparators.rbcs_f import RbcsF
-from .comparators.switching_ucb import DiscountedUcb, SlidingWindowUcb
-from .comparators.tifl import TiFl
-from .comparators.tscsf_b import TscsfB
-from .comparators.ucb_tuned import UcbTuned
-from .policies.cs_ucb import CsUcb, ModifiedCsUcb
-from .policies.cs_ucb_adaptive import CsUcbAdaptive
-from .policies.cs_ucb_q import CsUcbQ
-from .policies.cs_ucb_q_adaptive import CsUcbQAdaptive
-from .policies.cs_ucb_q_loss import CsUcbQLoss
-from .policies.local_accuracy import LocalAccuracy
-from .policies.oracle import Oracle
-from .policies.proportional_fair import ProportionalFair
-from .policies.round_robin import RoundRobin
-from .policies.uniform import Uniform
+from .policy_spec import PLAIN, PolicySpec
 
-_COMMON: Final = ("num_arms", "num_selected", "tau_max_s", "rng", "batch_shape", "channels")
 _ENTRY_POINTS: Final = "flower_scheduling.policies"
 """Group in which installed packages offer policies: a SchedulingPolicy class, or a PolicySpec."""
-
-
-def _nothing(num_arms: int, rng: np.random.Generator) -> Mapping[str, Any]:
-    return {}
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySpec:
-    """A policy that can be built by name.
-
-    Attributes
-    ----------
-    name : str
-        What the user types.
-    build : callable
-        Takes the policy's parameters as keywords.
-    summary : str
-        One line for help texts and tables.
-    needs : tuple of str
-        Names in ``RoundOutcome.reported`` without which the policy has nothing to learn from.
-    uses : tuple of str
-        Names in ``RoundOutcome.reported`` that it learns from if clients report them.
-    comparator : bool
-        Of other authors, there to compare with.
-    example : callable
-        Takes ``num_arms`` and a generator, returns parameters of the policy's own with which the
-        conformance suite tries it; those with a default may be left out.
-    """
-
-    name: str
-    build: Callable[..., SchedulingPolicy]
-    summary: str
-    needs: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
-    comparator: bool = False
-    example: Callable[[int, np.random.Generator], Mapping[str, Any]] = _nothing
-
-    @classmethod
-    def of(cls, build: Callable[..., SchedulingPolicy], name: str = "") -> PolicySpec:
-        """Describe a policy class, or what builds a policy, by its own attributes.
-
-        The summary is the first line of its docstring; ``needs`` and ``uses`` are class attributes.
-        """
-        lines = (inspect.getdoc(build) or "").splitlines()
-        return cls(
-            name or str(getattr(build, "name", getattr(build, "__name__", "policy"))),
-            build,
-            lines[0] if lines else "",
-            needs=tuple(getattr(build, "needs", ())),
-            uses=tuple(getattr(build, "uses", ())),
-        )
-
-    @property
-    def reports(self) -> tuple[str, ...]:
-        """Names in ``RoundOutcome.reported`` that clients should be asked for."""
-        return self.needs + self.uses
-
-    @property
-    def keeps_floors(self) -> bool:
-        """Whether the policy takes participation floors."""
-        return "min_participation" in self.parameters()
-
-    def parameters(self) -> dict[str, bool]:
-        """Return the keywords that :attr:`build` takes, and whether each is required."""
-        return {
-            name: parameter.default is parameter.empty
-            for name, parameter in self._signature().items()
-        }
-
-    def options(self) -> dict[str, int | float | bool | str | None]:
-        """Return the policy's own plain parameters with their defaults; ``None``: it has none.
-
-        Floors, which come from a rule, and what every policy takes are not among them.
-        """
-        return {
-            name: None if parameter.default is parameter.empty else parameter.default
-            for name, parameter in self._signature().items()
-            if name not in _COMMON
-            and (parameter.default is parameter.empty or type(parameter.default) in _PLAIN)
-        }
-
-    def _signature(self) -> dict[str, inspect.Parameter]:
-        found = dict(inspect.signature(self.build).parameters)
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
-            bases = (
-                inspect.getmro(self.build) if isinstance(self.build, type) else [SchedulingPolicy]
-            )
-            for base in bases:  # what one class passes on, another takes
-                if base is not object and "__init__" in vars(base):
-                    found = {**inspect.signature(base).parameters, **found}
-        return {
-            name: parameter
-            for name, parameter in found.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-
-
-_PLAIN: Final = (int, float, bool, str)
 
 
 class _Registry(Mapping[str, PolicySpec]):
@@ -195,118 +75,16 @@ class _Registry(Mapping[str, PolicySpec]):
                 self._faults[point.name] = " ".join(fault.split())
 
 
-def _comparator(build: type[SchedulingPolicy], summary: str, **more: Any) -> PolicySpec:
-    return PolicySpec(build.name, build, summary, comparator=True, **more)
+def _ours() -> Iterator[PolicySpec]:
+    """Yield what the modules of the two packages declare, in the order of their names."""
+    for package in (policies, comparators):
+        for module in iter_modules(package.__path__, f"{package.__name__}."):
+            for declared in vars(import_module(module.name)).values():
+                if isinstance(declared, PolicySpec):
+                    yield replace(declared, comparator=package is comparators)
 
 
-def _any_queue_weight(num_arms: int, rng: np.random.Generator) -> Mapping[str, Any]:
-    beta = float(rng.choice([0.0, 1e-3, 0.3, 1.0]))
-    return {"beta": beta, "truncate": bool(rng.integers(2))}
-
-
-def _any_tiers(num_arms: int, rng: np.random.Generator) -> Mapping[str, Any]:
-    return {
-        "num_tiers": int(rng.integers(1, 5)),
-        "interval": int(rng.integers(1, 5)),
-        "credits": int(rng.integers(1, 5)),
-    }
-
-
-POLICIES: Final = _Registry(
-    (
-        PolicySpec(Uniform.name, Uniform, "uniformly at random"),
-        PolicySpec(RoundRobin.name, RoundRobin, "all clients in turn"),
-        PolicySpec(
-            LocalAccuracy.name,
-            LocalAccuracy,
-            "lowest last reported local accuracy first",
-            needs=("local_accuracy",),
-        ),
-        PolicySpec(CsUcb.name, CsUcb, "learns which clients are fast (the paper's Algorithm 1)"),
-        PolicySpec(
-            ModifiedCsUcb.name,
-            ModifiedCsUcb,
-            "learns which clients are fast among those available, untried clients first",
-        ),
-        PolicySpec(
-            CsUcbQ.name,
-            CsUcbQ,
-            "learns which clients are fast, keeps participation floors (the paper's Algorithm 2)",
-            example=_any_queue_weight,
-        ),
-        PolicySpec(
-            CsUcbAdaptive.name,
-            CsUcbAdaptive,
-            "learns which clients are fast within few rounds, and again when that changes",
-        ),
-        PolicySpec(
-            CsUcbQAdaptive.name,
-            CsUcbQAdaptive,
-            "the same, and keeps participation floors, slow clients in company",
-        ),
-        PolicySpec(
-            CsUcbQLoss.name,
-            CsUcbQLoss,
-            "the same, and trains more where losses are high: for data that differ",
-            needs=("loss",),
-        ),
-        PolicySpec(
-            ProportionalFair.name,
-            ProportionalFair,
-            "the same time for all clients, keeps participation floors: for buffered mode",
-        ),
-        PolicySpec(
-            Oracle.name,
-            Oracle,
-            "knows the expected times; for studies",
-            example=lambda num_arms, rng: {"expected_time_s": np.arange(num_arms) % 3 + 1.0},
-        ),
-        _comparator(UcbTuned, "UCB with a bonus by each client's variance (Auer et al., 2002)"),
-        _comparator(KlUcb, "UCB by Bernoulli divergence (Garivier and Cappé, 2011)"),
-        _comparator(DiscountedUcb, "UCB that discounts the past (Garivier and Moulines, 2011)"),
-        _comparator(
-            SlidingWindowUcb,
-            "UCB of the last rounds alone (Garivier and Moulines, 2011)",
-            example=lambda num_arms, rng: {"window": int(rng.integers(1, 8))},
-        ),
-        _comparator(TscsfB, "Thompson sampling, keeps participation floors (Huang et al., 2020)"),
-        _comparator(
-            RbcsF, "shortest estimated round, keeps participation floors (Huang et al., 2021)"
-        ),
-        _comparator(
-            E3cs,
-            "exponential weights, keeps participation floors (Huang et al., 2022)",
-            example=lambda num_arms, rng: {"graded": bool(rng.integers(2))},
-        ),
-        _comparator(Bsfl, "UCB of the slowest client, and equal shares (Ben Ami et al., 2025)"),
-        _comparator(
-            Oort,
-            "loss and time of each client, with exploration (Lai et al., 2021)",
-            uses=("loss",),
-        ),
-        _comparator(
-            FedCs,
-            "smallest mean time first (Nishio and Yonetani, 2019)",
-            example=lambda num_arms, rng: {"candidate_fraction": rng.choice([0.5, 1.0])},
-        ),
-        _comparator(
-            TiFl,
-            "clients of one speed per round, slow ones too (Chai et al., 2020)",
-            uses=("loss",),
-            example=_any_tiers,
-        ),
-        _comparator(
-            PyramidFl,
-            "loss and time as in Oort, with other constants (Li et al., 2022)",
-            uses=("loss",),
-        ),
-        _comparator(
-            Pisces,
-            "loss and staleness, where clients are not waited for (Jiang et al., 2022)",
-            uses=("loss",),
-        ),
-    )
-)
+POLICIES: Final = _Registry(_ours())
 """Every policy by name: what command lines, help texts, benchmark and shared tests read."""
 
 
@@ -379,7 +157,7 @@ def parse_options(name: str, text: str) -> dict[str, int | float | bool | str]:
         kind = type(known[key])
         if kind is float and type(plain) is int:
             plain = float(plain)
-        if type(plain) not in _PLAIN or (known[key] is not None and type(plain) is not kind):
+        if type(plain) not in PLAIN or (known[key] is not None and type(plain) is not kind):
             words = {int: "a whole number", float: "a number", bool: "true or false"}
             what = words.get(kind, "a number, a text, true or false")
             raise ConfigError("strategy-option", pair, f"{key} must be {what}")

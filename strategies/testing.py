@@ -27,7 +27,8 @@ from .base import (
     Selection,
 )
 from .floors import FloorPolicy, QueuePolicy
-from .registry import PolicySpec, find_policy
+from .policy_spec import PolicySpec
+from .registry import find_policy
 
 TAU_MAX_S: Final = 5.0
 """Deadline of every case [s]."""

@@ -18,6 +18,7 @@ from ..base import (
     Selection,
     check_real,
 )
+from ..policy_spec import PolicySpec
 from ..selection import cheapest_set, explain_cheapest_set
 from .common import flat, times_s
 
@@ -144,3 +145,8 @@ class Bsfl(SchedulingPolicy):
         mean += (1.0 / time_s - mean) / self.play_count.take(arms)
         flat(self.mean_rate_hz)[arms] = mean
         np.minimum.at(flat(self.least_time_s), arms // self.num_arms, time_s)
+
+
+SPEC: Final = PolicySpec.of(
+    Bsfl, summary="UCB of the slowest client, and equal shares (Ben Ami et al., 2025)"
+)

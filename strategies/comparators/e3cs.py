@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,7 @@ from ..base import (
     check_real,
 )
 from ..floors import FloorPolicy
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 from .common import rewards
 
@@ -194,3 +195,10 @@ class E3cs(FloorPolicy):
     def _refresh(self, *, grown: bool) -> None:
         super()._refresh(grown=grown)
         self._asked = None
+
+
+SPEC: Final = PolicySpec.of(
+    E3cs,
+    summary="exponential weights, keeps participation floors (Huang et al., 2022)",
+    example=lambda num_arms, rng: {"graded": bool(rng.integers(2))},
+)

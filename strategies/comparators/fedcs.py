@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..base import (
     Selection,
     check_real,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 
@@ -80,3 +81,10 @@ class FedCs(SchedulingPolicy):
             left_out = selection.context.available & ~self._drawn(selection)
             parts["chance"] = np.where(left_out, np.inf, 0.0)
         return Explanation("smallest", "s", parts)
+
+
+SPEC: Final = PolicySpec.of(
+    FedCs,
+    summary="smallest mean time first (Nishio and Yonetani, 2019)",
+    example=lambda num_arms, rng: {"candidate_fraction": rng.choice([0.5, 1.0])},
+)

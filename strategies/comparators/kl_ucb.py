@@ -16,6 +16,7 @@ from ..base import (
     Selection,
     check_real,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 _STEPS: Final = 60
@@ -117,3 +118,6 @@ def upper_bound(mean: FloatArray, bound: FloatArray) -> FloatArray:
         if (before - s <= _PRECISION * before).all():
             break
     return np.where(certain, np.inf, s)
+
+
+SPEC: Final = PolicySpec.of(KlUcb, summary="UCB by Bernoulli divergence (Garivier and Cappé, 2011)")

@@ -19,6 +19,7 @@ from ..base import (
     Selection,
     check_real,
 )
+from ..policy_spec import PolicySpec
 from ..selection import quantile_of
 from .common import flat, known_or_mean, largest, learn_losses, times_s
 
@@ -90,6 +91,7 @@ class Oort(SchedulingPolicy):
     """
 
     name: ClassVar[str] = "oort"
+    uses: ClassVar[tuple[str, ...]] = ("loss",)
     _exploration_decay: ClassVar[float] = 0.98
     """Factor of the part of the places for clients never tried, from round to round."""
     _clip_quantile: ClassVar[float] = 0.95
@@ -210,3 +212,8 @@ class Oort(SchedulingPolicy):
         flat(self.last_time_s)[arms] = times_s(self, selection, outcome)
         flat(self.last_selected)[arms] = selection.round
         learn_losses(self.last_loss, selection, outcome)
+
+
+SPEC: Final = PolicySpec.of(
+    Oort, summary="loss and time of each client, with exploration (Lai et al., 2021)"
+)

@@ -18,6 +18,7 @@ from ..base import (
     Selection,
     check_real,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 from .common import flat, known_or_mean, largest, learn_losses, times_s
 
@@ -94,6 +95,7 @@ class Pisces(SchedulingPolicy):
     """
 
     name: ClassVar[str] = "pisces"
+    uses: ClassVar[tuple[str, ...]] = ("loss",)
     _per_arm: ClassVar[Mapping[str, float]] = {
         **SchedulingPolicy._per_arm,
         "last_loss": -np.inf,
@@ -161,3 +163,8 @@ class Pisces(SchedulingPolicy):
         place = (self.play_count.take(arms) - 1) % _WINDOW
         history = self.staleness.reshape(-1, _WINDOW, self.num_arms)
         history[rows, place, columns] = self.mean_staleness * steps
+
+
+SPEC: Final = PolicySpec.of(
+    Pisces, summary="loss and staleness, where clients are not waited for (Jiang et al., 2022)"
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+from ..policy_spec import PolicySpec
 from .oort import Oort
 
 
@@ -53,3 +54,8 @@ class PyramidFl(Oort):
         super().__init__(
             time_penalty=time_penalty, preferred_percentile=preferred_percentile, **parameters
         )
+
+
+SPEC: Final = PolicySpec.of(
+    PyramidFl, summary="loss and time as in Oort, with other constants (Li et al., 2022)"
+)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection, check_real
 from ..floors import QueuePolicy
+from ..policy_spec import PolicySpec
 from ..selection import cheapest_set, explain_cheapest_set
 
 
@@ -105,3 +106,8 @@ class RbcsF(QueuePolicy):
             selection.mask,
             unit="",
         )
+
+
+SPEC: Final = PolicySpec.of(
+    RbcsF, summary="shortest estimated round, keeps participation floors (Huang et al., 2021)"
+)

@@ -27,6 +27,7 @@ from ..base import (
     check_count,
     check_real,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 from .common import flat, rewards
 
@@ -230,3 +231,13 @@ def _explanation(reward: FloatArray, count: FloatArray | IntArray, width: float)
     played = count > 0
     parts = {"mean": np.where(played, mean, 0.0), "bonus": np.where(played, bonus, np.inf)}
     return Explanation("largest", "", parts)
+
+
+DISCOUNTED_UCB: Final = PolicySpec.of(
+    DiscountedUcb, summary="UCB that discounts the past (Garivier and Moulines, 2011)"
+)
+SLIDING_WINDOW_UCB: Final = PolicySpec.of(
+    SlidingWindowUcb,
+    summary="UCB of the last rounds alone (Garivier and Moulines, 2011)",
+    example=lambda num_arms, rng: {"window": int(rng.integers(1, 8))},
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..base import (
     Selection,
     check_count,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 from .common import known_or_mean, learn_losses
 
@@ -86,6 +87,7 @@ class TiFl(SchedulingPolicy):
     """
 
     name: ClassVar[str] = "tifl"
+    uses: ClassVar[tuple[str, ...]] = ("loss",)
     _per_arm: ClassVar[Mapping[str, float]] = {
         **SchedulingPolicy._per_arm,
         "tier": -1,
@@ -216,3 +218,14 @@ class TiFl(SchedulingPolicy):
 def _rank(key: FloatArray) -> IntArray:
     """Return the rank of each entry in its row, 0 for the smallest, the first first of equals."""
     return key.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
+
+
+def _any_tiers(num_arms: int, rng: np.random.Generator) -> Mapping[str, Any]:
+    return {name: int(rng.integers(1, 5)) for name in ("num_tiers", "interval", "credits")}
+
+
+SPEC: Final = PolicySpec.of(
+    TiFl,
+    summary="clients of one speed per round, slow ones too (Chai et al., 2020)",
+    example=_any_tiers,
+)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from numpy.typing import ArrayLike
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection, check_real
 from ..floors import QueuePolicy
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 
@@ -67,3 +68,8 @@ class TscsfB(QueuePolicy):
         mean *= self.reward_weight
         draw = self._drawn(selection) - queue - mean
         return Explanation("largest", "", {"mean": mean, "draw": draw, "queue": queue})
+
+
+SPEC: Final = PolicySpec.of(
+    TscsfB, summary="Thompson sampling, keeps participation floors (Huang et al., 2020)"
+)

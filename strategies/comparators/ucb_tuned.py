@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, RoundOutcome, Selection
 from ..policies.cs_ucb import UcbPolicy
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 from .common import flat, rewards
 
@@ -81,3 +82,8 @@ class UcbTuned(UcbPolicy):
         mean = self.mean_square.take(arms)
         mean += (rewards(self, selection, outcome) ** 2 - mean) / self.play_count.take(arms)
         flat(self.mean_square)[arms] = mean
+
+
+SPEC: Final = PolicySpec.of(
+    UcbTuned, summary="UCB with a bonus by each client's variance (Auer et al., 2002)"
+)

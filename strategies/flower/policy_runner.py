@@ -27,7 +27,8 @@ from ..base import (
 from ..deadline import AUTO, LONGEST_S, GivenDeadline
 from ..fairness import FloorRule, NamedFloors, check_feasibility, floors_text, parse_floors
 from ..floors import FloorPolicy, QueuePolicy
-from ..registry import PolicySpec, build_policy, channel_params, find_policy
+from ..policy_spec import PolicySpec
+from ..registry import build_policy, channel_params, find_policy
 from ..share_bound import ShareBound
 from .arm_table import ArmTable
 from .record import ArmResult

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..base import (
     SchedulingPolicy,
     Selection,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 
@@ -173,3 +174,12 @@ class CsUcb(ModifiedCsUcb):
         super()._refresh(grown=grown)
         if grown:
             self.ideal.fill(False)
+
+
+CS_UCB: Final = PolicySpec.of(
+    CsUcb, summary="learns which clients are fast (the paper's Algorithm 1)"
+)
+MODIFIED_CS_UCB: Final = PolicySpec.of(
+    ModifiedCsUcb,
+    summary="learns which clients are fast among those available, untried clients first",
+)

@@ -18,6 +18,7 @@ from ..base import (
     SchedulingPolicy,
     Selection,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 _EXPLORATION: Final = 0.3
@@ -343,3 +344,9 @@ def _at_rank(sorted_values: FloatArray, rank: FloatArray) -> FloatArray:
     below = np.take_along_axis(sorted_values, low, axis=-1)[..., 0]
     above = np.take_along_axis(sorted_values, high, axis=-1)[..., 0]
     return np.asarray(np.maximum(below + (rank - low[..., 0]) * (above - below), 0.0))
+
+
+SPEC: Final = PolicySpec.of(
+    CsUcbAdaptive,
+    summary="learns which clients are fast within few rounds, and again when that changes",
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +13,7 @@ from flower_scheduling.errors import ConfigError
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection, check_real
 from ..floors import QueuePolicy
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 from .cs_ucb import UcbPolicy
 
@@ -109,3 +110,15 @@ class CsUcbQ(QueuePolicy, UcbPolicy):
     def _refresh(self, *, grown: bool) -> None:
         super()._refresh(grown=grown)
         self._score = np.empty(self.shape)
+
+
+def _any_queue_weight(num_arms: int, rng: np.random.Generator) -> Mapping[str, Any]:
+    beta = float(rng.choice([0.0, 1e-3, 0.3, 1.0]))
+    return {"beta": beta, "truncate": bool(rng.integers(2))}
+
+
+SPEC: Final = PolicySpec.of(
+    CsUcbQ,
+    summary="learns which clients are fast, keeps participation floors (the paper's Algorithm 2)",
+    example=_any_queue_weight,
+)

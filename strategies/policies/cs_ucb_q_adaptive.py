@@ -10,6 +10,7 @@ import numpy as np
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection
 from ..floors import QueuePolicy
+from ..policy_spec import PolicySpec
 from ..selection import cheapest_set, explain_cheapest_set, top_arms
 from .cs_ucb_adaptive import CsUcbAdaptive
 
@@ -179,3 +180,9 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
             The N-th smallest cost, g [s].
         """
         return {}
+
+
+SPEC: Final = PolicySpec.of(
+    CsUcbQAdaptive,
+    summary="as cs-ucb-adaptive, and keeps participation floors, slow clients in company",
+)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..base import BoolArray, FloatArray, IntArray, RoundOutcome, Selection, check_real
+from ..policy_spec import PolicySpec
 from ..selection import quantile_of
 from .cs_ucb_q_adaptive import CsUcbQAdaptive
 
@@ -90,6 +91,7 @@ class CsUcbQLoss(CsUcbQAdaptive):
     """
 
     name: ClassVar[str] = "cs-ucb-q-loss"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
     _per_arm: ClassVar[Mapping[str, float]] = {
         **CsUcbQAdaptive._per_arm,
         **{"mean_loss": 0.0, "loss_variance": 0.0, "loss_count": 0},
@@ -195,3 +197,9 @@ def _share_beyond(square: FloatArray, error: FloatArray) -> FloatArray:
 def _rate(count: IntArray) -> FloatArray:
     """Return by how much an average moves with its newest report, the ``count``-th."""
     return np.asarray(np.maximum(_RATE, 1.0 / np.maximum(count, 1)))
+
+
+SPEC: Final = PolicySpec.of(
+    CsUcbQLoss,
+    summary="as cs-ucb-q-adaptive, and trains more where losses are high: for data that differ",
+)

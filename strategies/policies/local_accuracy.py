@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..base import (
     SchedulingPolicy,
     Selection,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 
@@ -37,6 +38,7 @@ class LocalAccuracy(SchedulingPolicy):
     """
 
     name: ClassVar[str] = "local-accuracy"
+    needs: ClassVar[tuple[str, ...]] = ("local_accuracy",)
     _per_arm: ClassVar[Mapping[str, float]] = {
         **SchedulingPolicy._per_arm,
         "local_accuracy": -np.inf,
@@ -62,3 +64,6 @@ class LocalAccuracy(SchedulingPolicy):
         if reported is not None:
             known = selection.mask & np.isfinite(reported)
             self.local_accuracy[known] = reported[known]
+
+
+SPEC: Final = PolicySpec.of(LocalAccuracy, summary="lowest last reported local accuracy first")

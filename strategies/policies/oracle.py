@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from flower_scheduling.errors import ConfigError
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, SchedulingPolicy, Selection
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 
@@ -66,3 +67,10 @@ class Oracle(SchedulingPolicy):
         if times.shape[-1:] != (count,) or not np.isfinite(full).all() or (full < 0).any():
             raise ConfigError(name, value, f"must be {allowed}")
         return full
+
+
+SPEC: Final = PolicySpec.of(
+    Oracle,
+    summary="knows the expected times; for studies",
+    example=lambda num_arms, rng: {"expected_time_s": np.arange(num_arms) % 3 + 1.0},
+)

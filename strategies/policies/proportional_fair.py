@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, RoundOutcome, Selection
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 from .cs_ucb_q_adaptive import CsUcbQAdaptive
 
@@ -97,3 +98,9 @@ class ProportionalFair(CsUcbQAdaptive):
         now = np.where(mask, self.turn, -np.inf).max(axis=-1, keepdims=True)
         self.turn = np.maximum(self.turn, now - _MOST_BEHIND * pace)
         self.turn += np.where(mask, pace, 0.0)
+
+
+SPEC: Final = PolicySpec.of(
+    ProportionalFair,
+    summary="the same time for all clients, keeps participation floors: for buffered mode",
+)

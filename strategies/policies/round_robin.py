@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..base import (
     SchedulingPolicy,
     Selection,
 )
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 
@@ -61,3 +62,6 @@ class RoundRobin(SchedulingPolicy):
         wait = np.arange(self.num_arms, dtype=np.float64) - self.next_arm[..., np.newaxis]
         wait[wait < 0] += self.num_arms
         return wait
+
+
+SPEC: Final = PolicySpec.of(RoundRobin, summary="all clients in turn")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
 from ..base import BoolArray, Explanation, RoundContext, SchedulingPolicy, Selection
+from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
 
@@ -30,3 +31,6 @@ class Uniform(SchedulingPolicy):
         return Explanation(
             "drawn", "", {"chance": available * (self.num_selected / count)[..., np.newaxis]}
         )
+
+
+SPEC: Final = PolicySpec.of(Uniform, summary="uniformly at random")

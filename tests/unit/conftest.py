@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 import pytest
+import urllib3.util.connection  # noqa: F401  # it binds a socket when it is imported, as flwr does
 
 
 @pytest.fixture(autouse=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import inspect
+import importlib.util
 import json
-import re
+from difflib import unified_diff
+from types import ModuleType
 
 from paths import ROOT
 
-from flower_scheduling import ScheduledStrategy
 from flower_scheduling.simulation.benchmark import training_track
 from flower_scheduling.simulation.benchmark.results import markdown
 from flower_scheduling.simulation.benchmark.scenario import suite
@@ -40,27 +40,31 @@ def test_tables_of_the_guidance_are_made_of_their_results() -> None:
     assert training_track.markdown(runs) in text
 
 
-def described_arguments() -> dict[str, str]:
-    """Return the row of each argument of ScheduledStrategy, made of signature and docstring."""
-    section = (inspect.getdoc(ScheduledStrategy) or "").split("Parameters\n----------\n")[1]
-    rows = {}
-    for name, parameter in inspect.signature(ScheduledStrategy).parameters.items():
-        found = re.search(rf"^{name} : .*\n((?:    .*\n)+)", section, re.MULTILINE)
-        if found is None:
-            continue
-        text = re.sub(r":\w+:`\.?(\w+)`", r"`\1`", " ".join(found[1].split())).replace("``", "`")
-        default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
-        shown = default.replace("'", '"')
-        first = re.split(r"(?<=\.) (?=[A-Z])", text)[0]
-        rows[name] = f"| `{name}` | {shown} | {first} |"
-    return rows
+def table_writer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_tables", ROOT / "docs/write_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_the_table_of_arguments_is_made_of_the_docstring() -> None:
+def test_tables_of_what_the_code_says_are_as_it_says() -> None:
+    for path, text in table_writer().pages():
+        now = path.read_text(encoding="utf-8")
+        changes = list(unified_diff(now.splitlines(), text.splitlines(), n=0, lineterm=""))
+        assert not changes, f"python docs/write_tables.py changes {path}"
+
+
+def test_a_table_has_new_rows_where_the_old_ones_were() -> None:
+    writer, page = table_writer(), "a\n\n| x | y |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n\nb\n"
+    assert writer.rows_under(page, "| x | y |") == ["| 1 | 2 |", "| 3 | 4 |"]
+    changed = page.replace("| 1 | 2 |\n| 3 | 4 |", "| 5 | 6 |")
+    assert writer.with_rows(page, "| x | y |", ["| 5 | 6 |"]) == changed
+
+
+def test_the_table_of_arguments_has_those_that_matter() -> None:
     text = (ROOT / "docs/how-to/own-app.md").read_text(encoding="utf-8")
-    table = text.split("| argument | default | what it is |\n|---|---|---|\n")[1].split("\n\n")[0]
-    rows = described_arguments()
-    shown = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
-    assert table.splitlines() == [rows[name] for name in shown]
+    rows = table_writer().rows_under(text, "| argument | default | what it is |")
     matter = {"fairness", "min_clients", "wait_s", "seed", "min_replies", "tau_max_s", "run_dir"}
-    assert matter <= set(shown)
+    assert matter <= {row.split("`")[1] for row in rows}

@@ -12,12 +12,8 @@ from flower_scheduling import palette
 from flower_scheduling.palette import HEAT, MEANINGS, Colour, css_colours, looks, policy_look
 from flower_scheduling.strategies import POLICIES, Explanation
 
-# Other tests register policies of their own.
-OURS = [
-    name
-    for name, spec in POLICIES.items()
-    if spec.build.__module__.startswith("flower_scheduling.strategies.")
-]
+# Policies for which a look is kept.
+OURS = [*palette._POLICIES, *palette._COMPARATORS]
 GROUNDS = {"light": "#ffffff", "dark": "#1b212a"}
 # What the paper's figures and comparisons show together.
 TOGETHER = (
@@ -96,7 +92,12 @@ def test_heat_grows_evenly_lighter() -> None:
     assert min(steps) > 0.7 * max(steps) > 0
 
 
-def test_every_policy_has_a_dash_and_marker_that_no_other_has() -> None:
+def test_looks_are_kept_for_policies_alone() -> None:
+    assert set(OURS) <= set(POLICIES), "a policy was renamed: its look, runs and checkpoints too?"
+    assert len(set(looks(POLICIES).values())) == len(POLICIES), "also those without one"
+
+
+def test_a_look_that_is_kept_has_a_dash_and_marker_that_no_other_has() -> None:
     found = {name: policy_look(name) for name in OURS}
     for one, other in combinations(found, 2):
         a, b = found[one], found[other]

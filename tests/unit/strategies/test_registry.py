@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from importlib import import_module
+from pkgutil import iter_modules
 
 import numpy as np
 import pytest
 
 import flower_scheduling.strategies
 from flower_scheduling.errors import ConfigError, UnknownPolicyError
-from flower_scheduling.strategies import POLICIES, build_policy
+from flower_scheduling.strategies import (
+    POLICIES,
+    PolicySpec,
+    SchedulingPolicy,
+    build_policy,
+    comparators,
+    policies,
+    registry,
+)
 
 
 def shared():
@@ -22,24 +33,56 @@ def shared():
     }
 
 
-def test_names_and_summaries():
-    assert list(POLICIES) == [
-        *("random", "round-robin", "local-accuracy", "cs-ucb"),
-        *("modified-cs-ucb", "cs-ucb-q", "cs-ucb-adaptive", "cs-ucb-q-adaptive"),
-        *("cs-ucb-q-loss", "proportional-fair", "oracle"),
-        *("ucb-tuned", "kl-ucb", "d-ucb", "sw-ucb", "tscsf-b"),
-        *("rbcs-f", "e3cs", "bsfl", "oort", "fedcs"),
-        *("tifl", "pyramidfl", "pisces"),
+@pytest.mark.parametrize("package", [policies, comparators])
+def test_every_policy_of_a_package_is_registered(package):
+    """Also one whose author forgot to declare it."""
+    modules = [
+        import_module(found.name)
+        for found in iter_modules(package.__path__, f"{package.__name__}.")
     ]
-    assert [name for name in POLICIES if POLICIES[name].comparator] == list(POLICIES)[11:]
+    written = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and issubclass(value, SchedulingPolicy)
+        and not inspect.isabstract(value)
+    }
+    registered = {spec.build for spec in POLICIES.values()}
+    assert written
+    assert written <= registered
+
+
+def test_a_new_comparator_is_one_file(tmp_path, monkeypatch):
+    before = {spec.name for spec in registry._ours()}
+    (tmp_path / "newest_ucb.py").write_text(
+        "from flower_scheduling.strategies.comparators.kl_ucb import KlUcb\n"
+        "from flower_scheduling.strategies.policy_spec import PolicySpec\n"
+        "class NewestUcb(KlUcb):\n    pass\n"
+        "SPEC = PolicySpec.of(NewestUcb, summary='UCB of tomorrow')\n"
+    )
+    monkeypatch.setattr(comparators, "__path__", [*comparators.__path__, str(tmp_path)])
+    found = {spec.name: spec for spec in registry._ours()}
+    assert found.keys() - before == {"newest-ucb"}
+    assert found["newest-ucb"].comparator
+    assert found["newest-ucb"].summary == "UCB of tomorrow"
+    monkeypatch.delitem(sys.modules, f"{comparators.__name__}.newest_ucb")
+
+
+def test_a_policy_describes_itself():
     for name, spec in POLICIES.items():
         assert spec.name == name == spec.build.name
         assert spec.summary
         assert "\n" not in spec.summary
+        assert spec.comparator == (".comparators." in spec.build.__module__)
     assert POLICIES["local-accuracy"].needs == ("local_accuracy",)
     for name in ("oort", "tifl", "pyramidfl", "pisces"):
         assert POLICIES[name].reports == ("loss",)
         assert not POLICIES[name].needs, "it does with times alone"
+        assert PolicySpec.of(POLICIES[name].build).reports == ("loss",), (
+            "also where it is an object"
+        )
 
 
 def test_build_passes_parameters_on():
