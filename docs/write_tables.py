@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from flower_scheduling import POLICIES, ScheduledStrategy
+from flower_scheduling import POLICIES, RoundRecord, ScheduledStrategy
+from flower_scheduling.columns import When, columns
+from flower_scheduling.strategies.flower import ArmResult
 
 DOCS = Path(__file__).resolve().parent
 STRATEGIES = "flower_scheduling.strategies."
@@ -55,6 +57,20 @@ def arguments(shown: list[str]) -> list[str]:
     return rows
 
 
+def column_rows(record: type[RoundRecord] | type[ArmResult]) -> list[str]:
+    """Return a row for each column of a record: its unit, where it is written, what it is."""
+    texts = described(record, "Attributes")
+    rows = []
+    for name, column in columns(record).items():
+        unit = re.search(r" \[(.*?)\]", texts[name])
+        text = texts[name].replace(unit[0] if unit else "", "", 1)
+        text = text.replace("`None`", "left out" if column.when is When.IF_ANY else "`null`")
+        since = f"since {column.since}" if column.since else ""
+        written = ", ".join(filter(None, (column.when.value, since)))
+        rows.append(f"| `{name}` | {unit[1] if unit else ''} | {written} | {text} |")
+    return rows
+
+
 def rows_under(text: str, header: str) -> list[str]:
     """Return the rows of the table under a header line of a page."""
     lines = text.partition(f"{header}\n")[2].splitlines()[1:]
@@ -82,6 +98,12 @@ def pages() -> Iterator[tuple[Path, str]]:
     header = "| argument | default | what it is |"
     shown = [row.split("`")[1] for row in rows_under(text, header)]
     yield page, with_rows(text, header, arguments(shown))
+
+    page = DOCS / "reference" / "rounds.md"
+    text = page.read_text(encoding="utf-8")
+    text = with_rows(text, "| field | unit | written | what it is |", column_rows(RoundRecord))
+    header = "| list | unit | written | of each client of `selected` |"
+    yield page, with_rows(text, header, column_rows(ArmResult))
 
 
 if __name__ == "__main__":

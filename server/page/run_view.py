@@ -184,7 +184,8 @@ class RunView:
         if line.get("round") != number:
             return None
         keys = ("round", "time_s", "round_s", "selected", "rtt_s", "completed", "reason")
-        found = {key: line[key] for key in (*keys, "compute_s", "link_s", "num_arms", "no_step")}
+        found = {key: line[key] for key in (*keys, "compute_s", "link_s", "num_arms")}
+        found["no_step"] = line.get("no_step")
         found["names"] = self._names(line["num_arms"])
         found["deadline_s"] = line.get("deadline_s")
         found["late"] = line.get("late", [])

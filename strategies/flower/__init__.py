@@ -8,8 +8,6 @@ from .following import Follower, RecordingOptions, StartedRun, followed_by, over
 from .grids import OwnGrid
 from .rate_limited_log import RateLimitedLog
 from .record import (
-    MAX_CLIENT_METRICS,
-    MAX_METRIC_NAME,
     ArmResult,
     Pick,
     RoundHook,
@@ -30,8 +28,6 @@ from .timed_grid import (
 __all__ = [
     "LATE",
     "LOGGER",
-    "MAX_CLIENT_METRICS",
-    "MAX_METRIC_NAME",
     "TIMEOUT",
     "UNDELIVERABLE",
     "Arm",

@@ -9,6 +9,18 @@ from typing import Final
 
 from flwr.app import ArrayRecord, MetricRecord
 
+from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.columns import (
+    When,
+    column,
+    count,
+    finite,
+    flag,
+    list_of,
+    or_none,
+    seconds,
+    text,
+)
 from flower_scheduling.errors import one_line
 
 from ..base import BoolArray, Explanation, FloatArray
@@ -19,6 +31,14 @@ MAX_METRIC_NAME: Final = 80
 """Longest name of such a metric."""
 EXPLAINED_SCORES: Final = 4096
 """The last picks of a buffered step are explained, as many as have so many scores together."""
+
+
+def _metrics(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= MAX_CLIENT_METRICS
+        and all(len(key) <= MAX_METRIC_NAME and finite(each) for key, each in value.items())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +54,33 @@ class ArmResult:
     rtt_s : float or None
         Round-trip time [s]; ``None`` if no reply came in time.
     reason : str or None
-        Why there is no usable update, ``kind`` or ``kind: details`` (see :func:`failure_kind`);
-        ``None`` if there is one.
-    compute_s, link_s : float or None
-        Local update and emulated link time [s], as the client reports them.
+        Why there is no usable update, ``kind`` or ``kind: details``; ``None`` if there is one.
+    compute_s : float or None
+        Local update [s], as the client reports it.
+    link_s : float or None
+        Time on the emulated link [s], as the client reports it; what is left of the round trip is
+        the real network.
     staleness : int or None
-        Steps between the model that it was sent and the one that its update went into; ``None``
-        for the clients of a round.
+        Steps between the model that it was sent and the one that its update went into [steps];
+        ``None`` for the clients of a round.
     begin_s : float or None
         When its channel was given to it, since the start of the run [s]; ``None`` in rounds.
     """
 
     arm: int
     name: str
-    rtt_s: float | None = None
-    reason: str | None = None
-    compute_s: float | None = None
-    link_s: float | None = None
-    staleness: int | None = None
-    begin_s: float | None = None
+    rtt_s: float | None = field(default=None, metadata=column(or_none(seconds)))
+    reason: str | None = field(default=None, metadata=column(or_none(text)))
+    compute_s: float | None = field(
+        default=None, metadata=column(or_none(seconds), reported=(TIMING, COMPUTE_S))
+    )
+    link_s: float | None = field(
+        default=None, metadata=column(or_none(seconds), reported=(TIMING, LINK_S))
+    )
+    staleness: int | None = field(default=None, metadata=column(or_none(count), when=When.IN_STEPS))
+    begin_s: float | None = field(
+        default=None, metadata=column(or_none(seconds), when=When.IN_STEPS)
+    )
 
     @property
     def completed(self) -> bool:
@@ -95,7 +123,8 @@ class RoundRecord:
     round : int
         Flower's round number, from 1.
     time_s : float
-        End of the round since the start of the run [s], on the grid's clock (real or virtual).
+        End of the round since the start of the run [s], on the run's clock: real in a fleet,
+        virtual in a simulation.
     round_s : float
         Length of the round [s], from the first message out to the last reply or the deadline.
     num_arms : int
@@ -109,22 +138,27 @@ class RoundRecord:
     no_step : str or None
         Why it did not: ``nobody-available``, ``no-replies``, ``no-examples``, ``quorum``,
         ``not-configured`` or ``aggregation``.
-    accuracy, loss : float or None
-        Of the new model on the server, where evaluated; ``None`` as well where not finite.
+    accuracy : float or None
+        Of the new model on the server; ``None`` in rounds without an evaluation, and where it is
+        not finite.
+    loss : float or None
+        Likewise.
     diverged : bool
-        Whether that loss was there and not finite.
+        Whether there was a loss that is not finite.
     client_metrics : mapping of str to float or None
         Of the new model on clients, as the wrapped strategy averages them; ``None`` in rounds
         without such an evaluation.
     server_metrics : mapping of str to float or None
-        Of the new model on the server, beside accuracy and loss; ``None``: there is none.
+        Of the new model on the server, beside accuracy and loss; ``None`` if there are none.
     absent : list of int
         Arms that were owed nothing in this round, having left or being on leave.
-    sent_bytes, received_bytes : int or None
-        Size of the round's messages and replies as they travel [bytes]; ``None`` if unknown.
+    sent_bytes : int or None
+        Size of the round's messages as they travel [bytes]; ``None`` if unknown.
+    received_bytes : int or None
+        Size of its replies [bytes], likewise.
     buffered : bool
-        Whether it is a buffered step: the results are then pieces of work that have ended since
-        the last one, in the order of ends, of which an arm may have several.
+        Whether it is a buffered step: the super arm are then the arms whose work has ended since
+        the last one, in the order of ends, and one may be there several times.
     explanation : Explanation or None
         Why these were selected, over all arms; ``None`` where the strategy was not to explain.
     queue : (num_arms,) float64 or None
@@ -132,10 +166,9 @@ class RoundRecord:
         without.
     deadline_s : float or None
         Deadline of the round [s], where it was found from measured times; of a buffered step the
-        longest of those of its pieces of work. ``None``: it is that of the settings.
+        longest of those of its pieces of work; ``None`` where it is a setting.
     late : list of int
-        Arms that were asked as well and had not answered when enough others had: neither among the
-        results nor failures.
+        Spare arms that had not answered when enough others had: neither selected nor failures.
     late_updates : list of ArmResult
         Late clients of earlier rounds whose update went into this round's step, and those of which
         no usable one has come, with the reason; empty where late updates are dropped.
@@ -144,27 +177,33 @@ class RoundRecord:
         became of them, in this step or a later one.
     """
 
-    round: int
-    time_s: float
-    round_s: float
-    num_arms: int
-    available: list[int]
+    round: int = field(metadata=column(count))
+    time_s: float = field(metadata=column(seconds))
+    round_s: float = field(metadata=column(seconds))
+    num_arms: int = field(metadata=column(count))
+    available: list[int] = field(metadata=column(list_of(count), when=When.SMALL_FLEETS))
     results: list[ArmResult]
-    stepped: bool
-    no_step: str | None = None
-    accuracy: float | None = None
-    loss: float | None = None
-    client_metrics: Mapping[str, float] | None = None
-    absent: list[int] = field(default_factory=list)
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    buffered: bool = False
-    diverged: bool = False
-    server_metrics: Mapping[str, float] | None = None
+    stepped: bool = field(metadata=column(flag))
+    no_step: str | None = field(default=None, metadata=column(or_none(text), since="0.1.0"))
+    accuracy: float | None = field(default=None, metadata=column(or_none(finite)))
+    loss: float | None = field(default=None, metadata=column(or_none(finite)))
+    client_metrics: Mapping[str, float] | None = field(
+        default=None, metadata=column(_metrics, when=When.IF_ANY)
+    )
+    absent: list[int] = field(
+        default_factory=list, metadata=column(list_of(count), when=When.SMALL_FLEETS)
+    )
+    sent_bytes: int | None = field(default=None, metadata=column(count, when=When.IF_ANY))
+    received_bytes: int | None = field(default=None, metadata=column(count, when=When.IF_ANY))
+    buffered: bool = field(default=False, metadata=column(flag, when=When.IF_ANY))
+    diverged: bool = field(default=False, metadata=column(flag, when=When.IF_ANY))
+    server_metrics: Mapping[str, float] | None = field(
+        default=None, metadata=column(_metrics, when=When.IF_ANY)
+    )
     explanation: Explanation | None = field(default=None, compare=False)
     queue: FloatArray | None = field(default=None, compare=False)
-    deadline_s: float | None = None
-    late: list[int] = field(default_factory=list)
+    deadline_s: float | None = field(default=None, metadata=column(seconds, when=When.IF_ANY))
+    late: list[int] = field(default_factory=list, metadata=column(list_of(count), when=When.IF_ANY))
     late_updates: list[ArmResult] = field(default_factory=list)
     picks: list[Pick] = field(default_factory=list, compare=False)
 

@@ -15,7 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.typing import NDArray
 
 from flower_scheduling.client.wire.arrays import decode_array
-from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.client.wire.protocol import METRICS
+from flower_scheduling.columns import IsValid, columns
 from flower_scheduling.errors import ConfigError, InvalidReplyError
 from flower_scheduling.reasons import (
     BAD_WEIGHT,
@@ -26,6 +27,7 @@ from flower_scheduling.reasons import (
     WRONG_RECORDS,
 )
 
+from .record import ArmResult
 from .updates.pieces import largest_magnitude, norm, pieces
 
 _T = TypeVar("_T", ArrayRecord, MetricRecord)
@@ -42,6 +44,12 @@ LARGEST_VALUE = 1e15
 """Largest value of a model: its square, summed over 10^8 of them, is still a float32."""
 DEFAULT_MAX_NUM_EXAMPLES = LARGEST_VALUE
 """Most examples that a client is believed to have: they may be tokens."""
+# By record of a reply: what it may report, as the name of the column, its key and its check
+_REPORTED: dict[str, list[tuple[str, str, IsValid]]] = {}
+for _name, _column in columns(ArmResult).items():
+    if _column.reported is not None:
+        _record, _key = _column.reported
+        _REPORTED.setdefault(_record, []).append((_name, _key, _column.is_valid))
 _MAX_METRICS = 1000
 _SHOWN_KEYS = 10
 _MAX_TEXT = 200
@@ -449,18 +457,19 @@ def _raised_line(lines: list[str]) -> str:
     return lines[-1].strip().replace(_RAISED, "").removesuffix("'>")
 
 
-def client_timing(message: Message) -> tuple[float | None, float | None]:
-    """Return the compute and link seconds that a client reports, ``None`` where it does not."""
-    record = message.content.get(TIMING)
-    if not isinstance(record, ConfigRecord):
-        return None, None
-    return _seconds(record.get(COMPUTE_S)), _seconds(record.get(LINK_S))
+def reported(message: Message, metrics: MetricRecord) -> dict[str, Any]:
+    """Return what a client reports of its work: columns of an :class:`.ArmResult` by name.
 
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, int | float) and 0 <= value <= LARGEST_VALUE:
-        return float(value)
-    return None
+    What it does not report, or with a value that cannot be one, is missing.
+    """
+    found: dict[str, Any] = {}
+    for record, its_columns in _REPORTED.items():
+        source = metrics if record == METRICS else message.content.get(record)
+        if isinstance(source, ConfigRecord | MetricRecord):
+            for name, key, is_valid in its_columns:
+                if (value := source.get(key)) is not None and is_valid(value):
+                    found[name] = value
+    return found
 
 
 def _only(message: Message, kind: type[_T]) -> tuple[str, _T]:

@@ -23,7 +23,7 @@ from .replies import (
     ReplyChecker,
     Signature,
     Update,
-    client_timing,
+    reported,
 )
 from .schema_vote import SchemaVote
 from .timed_grid import Exchange
@@ -54,8 +54,8 @@ class SortedReplies:
         Arms without examples: neither an update nor a failure.
     odd : list of int
         Arms whose update has other names than those of most, which Flower's own rules refuse.
-    timing : dict of int to tuple
-        Local update and link time [s], as clients report them.
+    reported : dict of int to dict
+        What clients report of their work, columns of an :class:`.ArmResult` by name.
     before : dict of int to str
         Why updates of the same step that were taken before are none, by place.
     """
@@ -65,13 +65,13 @@ class SortedReplies:
     reasons: dict[int, str] = field(default_factory=dict)
     empty: list[int] = field(default_factory=list)
     odd: list[int] = field(default_factory=list)
-    timing: dict[int, tuple[float | None, float | None]] = field(default_factory=dict)
+    reported: dict[int, dict[str, Any]] = field(default_factory=dict)
     before: dict[int, str] = field(default_factory=dict)
 
     def refuse(self, arm: int, reason: str) -> None:
         """Turn an update into a failure."""
         del self.updates[arm]
-        self.timing.pop(arm, None)
+        self.reported.pop(arm, None)
         self.reasons[arm] = reason
 
     def refuse_odd(self) -> None:
@@ -145,7 +145,7 @@ class ReplySorter:
             except InvalidReplyError as error:
                 found.reasons[arm] = str(error)
                 continue
-            found.timing[arm] = client_timing(exchange.reply)
+            found.reported[arm] = reported(exchange.reply, update.metrics)
             if update.num_examples == 0:
                 found.empty.append(arm)
             else:
@@ -162,17 +162,9 @@ class ReplySorter:
             if (why := found.reasons.get(arm)) is not None:
                 why = why[:_MAX_REASON_LENGTH]
                 self._log_failure("no update", arm, why)
-            compute_s, link_s = found.timing.get(arm, (None, None))
-            results.append(
-                ArmResult(
-                    arm=arm,
-                    name=self._table.arms[arm].name,
-                    rtt_s=exchange.rtt_s,
-                    reason=why,
-                    compute_s=compute_s,
-                    link_s=link_s,
-                )
-            )
+            name = self._table.arms[arm].name
+            own = found.reported.get(arm, {})
+            results.append(ArmResult(arm, name, exchange.rtt_s, why, **own))
         return results
 
     def refused(self, result: ArmResult, reason: str) -> ArmResult:

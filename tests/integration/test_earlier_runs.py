@@ -54,7 +54,9 @@ def test_a_simulation_goes_on_as_the_version_that_began_it(runs: Path) -> None:
     for line, expected in zip(found[25:], rows(runs / "continued.jsonl"), strict=True):
         parts = expected["scores"]["rows"]
         parts[parts.index("mean")] = "time"  # what a part that is no mean was called
-        assert line == {key: near(value) for key, value in expected.items()}
+        assert {key: line.get(key) for key in expected} == {  # and columns of later versions
+            key: near(value) for key, value in expected.items()
+        }
     assert json.loads((runs / "simulation" / "summary.json").read_text())["rounds"] == 40
 
 

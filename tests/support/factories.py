@@ -8,22 +8,20 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
+from flower_scheduling.columns import columns
 from flower_scheduling.strategies.flower import Arm, ArmResult, RoundRecord
-
-_COLUMNS = ("name", "rtt_s", "reason", "compute_s", "link_s")
 
 
 def round_record(round: int = 1, selected: Sequence[int] = (0, 1), **values: Any) -> RoundRecord:
     """Make the record of a round of a second: arms a, b and c are there, all that was sent came.
 
-    ``names``, ``rtt_s``, ``reason``, ``compute_s`` and ``link_s`` are lists, a value per selected
-    arm.
+    ``names`` and the columns of an arm's result are lists, a value per selected arm.
     """
     names = values.pop("names", [chr(ord("a") + arm) for arm in selected])
-    columns: dict[str, Sequence[Any]] = {"name": names, "rtt_s": [1.0] * len(selected)}
-    columns |= {field: values.pop(field) for field in _COLUMNS[1:] if field in values}
+    lists: dict[str, Sequence[Any]] = {"name": names, "rtt_s": [1.0] * len(selected)}
+    lists |= {name: values.pop(name) for name in columns(ArmResult) if name in values}
     results = [
-        ArmResult(arm, **{field: column[place] for field, column in columns.items()})
+        ArmResult(arm, **{name: each[place] for name, each in lists.items()})
         for place, arm in enumerate(selected)
     ]
     whole: dict[str, Any] = {"time_s": float(round), "round_s": 1.0, "num_arms": 3}

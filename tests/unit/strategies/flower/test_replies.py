@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
 
+from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, METRICS, TIMING
+from flower_scheduling.columns import number
 from flower_scheduling.errors import ConfigError, InvalidReplyError
 from flower_scheduling.reasons import (
     BAD_WEIGHT,
@@ -20,7 +22,8 @@ from flower_scheduling.reasons import (
     WRONG_ARRAYS,
     WRONG_RECORDS,
 )
-from flower_scheduling.strategies.flower.replies import ArraySpec, ReplyChecker
+from flower_scheduling.strategies.flower import replies
+from flower_scheduling.strategies.flower.replies import ArraySpec, ReplyChecker, reported
 from flower_scheduling.strategies.flower.schema_vote import SchemaVote
 
 SPECS = {"w": ArraySpec((2,), np.dtype(np.float32))}
@@ -158,3 +161,31 @@ def test_one_client_cannot_make_its_names_those_of_all() -> None:
         again.load_state(json.loads(json.dumps(state)))
         assert again.agree({0: odd, 1: plain}) == {1}
     assert vote.agree({}) == set()
+
+
+# --- what clients report of their work ------------------------------------------------------------
+
+
+def reply_with(record: str, values: dict[str, Any]) -> Message:
+    content = RecordDict({record: ConfigRecord(values)})
+    return make_message(Metadata(1, "m", 2, 3, "r", "g", 0.0, 60.0, "train"), content)
+
+
+def test_columns_that_a_client_reports_are_read() -> None:
+    reply = reply_with(TIMING, {COMPUTE_S: 0.5, LINK_S: 2, "of-another-version": 1})
+    assert reported(reply, MetricRecord()) == {"compute_s": 0.5, "link_s": 2}
+    assert reported(reply_with(TIMING, {LINK_S: 2}), MetricRecord()) == {"link_s": 2}
+    assert reported(reply_with("other", {COMPUTE_S: 0.5}), MetricRecord()) == {}
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, True, "0.5", [0.5], 10**30])
+def test_a_reported_value_that_cannot_be_one_is_none(value: Any) -> None:
+    assert reported(reply_with(TIMING, {COMPUTE_S: value, LINK_S: 1.0}), MetricRecord()) == {
+        "link_s": 1.0
+    }
+
+
+def test_a_column_may_be_a_metric_of_any_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "_REPORTED", {METRICS: [("energy_j", "energy-j", number)]})
+    reply = reply_with(TIMING, {})
+    assert reported(reply, MetricRecord({"energy-j": 3.5, "loss": 1.0})) == {"energy_j": 3.5}
