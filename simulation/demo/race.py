@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -15,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..terminal.live_screen import LiveScreen
 from ..terminal.progress import RunStatus
 from ..terminal.text_plot import Curve, text_plot
 
@@ -56,7 +56,7 @@ class Lane:
         return self.points[-1][1] if self.points else 0.0
 
 
-class Race:
+class Race(LiveScreen):
     """The screen while the policies run; on anything but a terminal a line every ten seconds.
 
     Parameters
@@ -70,30 +70,16 @@ class Race:
     """
 
     def __init__(self, console: Console, policies: Sequence[str], target: float) -> None:
-        self._console = console
         self._target = target
         self._lanes = {name: Lane() for name in policies}
-        self._live = Live(
+        live = Live(
             get_renderable=lambda: screen(self._lanes, target, console.width),
             console=console,
             refresh_per_second=_PER_SECOND,
             transient=True,
         )
+        super().__init__(console, live)
         self._next_line_s = time.monotonic() + _LINE_EVERY_S
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
 
     def show(self, name: str, status: RunStatus) -> None:
         """Show how far the run of a policy is."""

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 from flwr.app import ArrayRecord
 from rich.console import Console
@@ -15,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from flower_scheduling.strategies.flower import RoundHook, RoundRecord
+
+from .live_screen import LiveScreen
 
 _SHOW_EVERY_S: Final = 0.1
 _LINE_EVERY_S: Final = 60.0
@@ -90,7 +91,7 @@ class RoundReporter:
         self._report(RunStatus(record.round, record.time_s, self._accuracy, slowest, self.total))
 
 
-class RunProgress:
+class RunProgress(LiveScreen):
     """A progress bar for each of some runs, with the time that its rounds will take at most.
 
     Parameters
@@ -102,7 +103,6 @@ class RunProgress:
     """
 
     def __init__(self, console: Console, runs: Mapping[str, int | None]) -> None:
-        self._console = console
         self._runs = runs
         fields = ["{task.fields[rounds]}", "{task.fields[time]}", "{task.fields[accuracy]}"]
         if console.width >= _WIDE:
@@ -123,6 +123,7 @@ class RunProgress:
             expand=True,
             transient=True,
         )
+        super().__init__(console, self._progress)
         self._tasks = {
             name: self._progress.add_task(
                 name, start=False, total=rounds, rounds="", time="", accuracy="", slowest=""
@@ -130,20 +131,6 @@ class RunProgress:
             for name, rounds in runs.items()
         }
         self._next_line_s: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        if not self._progress.disable:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._progress.disable:  # it would print an empty line
-            self._progress.stop()
 
     def hook(self, name: str) -> RoundHook:
         """Return a round hook that shows how far a run of this process is."""

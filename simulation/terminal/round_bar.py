@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from .live_screen import LiveScreen
+
 _SHOW_EVERY_S: Final = 0.1
 _LINE_EVERY_S: Final = 60.0
 
 
-class RoundBar:
+class RoundBar(LiveScreen):
     """A bar while rounds are computed; on anything but a terminal a line a minute.
 
     Parameters
@@ -26,7 +27,7 @@ class RoundBar:
     """
 
     def __init__(self, console: Console, what: str) -> None:
-        self._console, self._what = console, what
+        self._what = what
         self._bar = Progress(
             TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
@@ -37,22 +38,9 @@ class RoundBar:
             expand=True,
             transient=True,
         )
+        super().__init__(console, self._bar)
         self._task = self._bar.add_task(what, total=None)
         self._next_s = time.monotonic() + (0.0 if console.is_terminal else _LINE_EVERY_S)
-
-    def __enter__(self) -> Self:
-        if not self._bar.disable:  # it would print an empty line
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._bar.disable:
-            self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
         """Show how many rounds of how many are done."""
