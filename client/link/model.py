@@ -371,57 +371,6 @@ class ComputeModel:
         if isinstance(shape, int) or shape[-1:] != (num_arms,):
             raise ValueError(f"size = {size!r}: its last axis must be num_arms = {num_arms}")
         low, high = self.rate_bounds(num_arms)
-        return self._draw(rng, low, high, shape)
-
-    def draw_arm_compute_s(
-        self, rng: np.random.Generator, arm: int, size: Shape = None
-    ) -> FloatArray:
-        """Draw local update times of one client.
-
-        Parameters
-        ----------
-        rng : numpy.random.Generator
-            Source of the rates.
-        arm : int, >= 0
-            Index of the client, k - 1 in the paper's count.
-        size : int or tuple of int, optional
-            Shape of the result; a single value by default.
-
-        Returns
-        -------
-        size float64, > 0
-            Independent times tau_LU [s].
-        """
-        low, high = self.rate_bounds(arm + 1)
-        return self._draw(rng, low[arm], high[arm], () if size is None else size)
-
-    def mean_compute_s(self, num_arms: int) -> FloatArray:
-        """Return the mean local update time, rho ln(high / low) / (high - low).
-
-        Not rho over the mean rate: the mean of a reciprocal is larger.
-
-        Parameters
-        ----------
-        num_arms : int, >= 1
-            Number of clients K.
-
-        Returns
-        -------
-        (num_arms,) float64, > 0
-            E tau_LU [s].
-        """
-        low, high = self.rate_bounds(num_arms)
-        if self.high_offset == self.low_offset:
-            return self.samples_per_round / low
-        return self.samples_per_round * np.log(high / low) / (high - low)
-
-    def _draw(
-        self,
-        rng: np.random.Generator,
-        low: FloatArray | float,
-        high: FloatArray | float,
-        shape: int | tuple[int, ...],
-    ) -> FloatArray:
         rate = np.asarray(rng.random(shape))
         rate *= high - low
         rate += low

@@ -167,34 +167,6 @@ def mean_slowest_of_law(survival: ArrayLike, weight_s: ArrayLike) -> SetCost:
 # --- the best fixed set ---------------------------------------------------------------------------
 
 
-def oracle_set(expected_time_s: ArrayLike, num_selected: int) -> IntArray:
-    """Return the paper's optimal super arm: the arms with the smallest means.
-
-    S* = argmax over abs(S) = N of min over k in S of mu_k.
-
-    Parameters
-    ----------
-    expected_time_s : (..., num_arms) array-like of float, >= 0
-        E min(tau_k, tau_max) of each arm [s].
-    num_selected : int, in [1, num_arms]
-        Arms per round, N.
-
-    Returns
-    -------
-    (..., num_selected) int64
-        Arms in increasing order; of equal means the first.
-
-    Raises
-    ------
-    ConfigError
-        If an argument is out of range.
-    """
-    means = np.atleast_1d(check_times("expected_time_s", expected_time_s))
-    num_selected = check_set_size(num_selected, means.shape[-1])
-    best = np.argsort(means, axis=-1, kind="stable")[..., :num_selected]
-    return np.sort(best, axis=-1).astype(np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class BestSet:
     """The super arm with the smallest mean time, if the same is played in every round.

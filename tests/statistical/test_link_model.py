@@ -96,13 +96,6 @@ def test_compute_rates_are_uniform():
         assert stats.kstest(uniform, "uniform").pvalue > 1e-6
 
 
-def test_mean_compute_time():
-    model = ComputeModel()
-    drawn = model.draw_compute_s(np.random.default_rng(7), 3, (400_000, 3))
-    for samples, expected in zip(drawn.T, model.mean_compute_s(3), strict=True):
-        assert_mean(samples, expected)
-
-
 def test_the_papers_cell_as_a_whole():
     """Averaged over placements, a round fails with P = 0.0016; 6 sigma, about 2e-9."""
     rng, shape = np.random.default_rng(8), (50_000, 20)

@@ -100,15 +100,6 @@ def test_rates_of_the_paper():
     assert high.tolist() == [40.0, 50.0, 60.0]
 
 
-def test_mean_compute_time_by_hand():
-    mean = ComputeModel().mean_compute_s(2)
-    assert mean == pytest.approx([2 * math.log(2) / 20, 2 * math.log(5 / 3) / 20])
-
-
-def test_mean_compute_time_of_a_constant_rate():
-    assert ComputeModel(low_offset=0.5, high_offset=0.5).mean_compute_s(1) == pytest.approx([0.1])
-
-
 def test_compute_draws_stay_in_their_band():
     model = ComputeModel(samples_per_round=6)
     drawn = model.draw_compute_s(np.random.default_rng(0), 4, (1000, 4))
@@ -116,13 +107,6 @@ def test_compute_draws_stay_in_their_band():
     assert (drawn <= 6 / low).all()
     assert (drawn >= 6 / high).all()
     assert model.draw_compute_s(np.random.default_rng(0), 4).shape == (4,)
-
-
-def test_one_arms_draw():
-    drawn = ComputeModel().draw_arm_compute_s(np.random.default_rng(0), 2, 1000)
-    assert drawn.shape == (1000,)
-    assert ((drawn >= 2 / 60) & (drawn <= 2 / 40)).all()
-    assert ComputeModel().draw_arm_compute_s(np.random.default_rng(0), 2).shape == ()
 
 
 @pytest.mark.parametrize("size", [3, (3,), (4, 3)])
