@@ -26,30 +26,10 @@ from .model_files import pack_array, unpack_array
 FOLDER: Final = "checkpoint"
 """Folder of the run directory."""
 # Settings that a resumed run may have otherwise: what was learned does not depend on them.
-MAY_DIFFER: Final = frozenset(
-    [
-        "rounds",
-        "target-accuracy",
-        "wait-s",
-        "min-clients",
-        "checkpoint-every",
-        "checkpoint-required",
-        "explain",
-        "tracker",
-        "run-dir",
-        "data-dir",
-        "run-config",
-        "address",
-        "tls",
-        "insecure",
-        "metrics",
-        "page",
-        "deny-list",
-        "max-clients",
-        "max-message-mb",
-        APP_CONFIG,  # which holds the app's own number of rounds
-    ]
-)
+MAY_DIFFER: Final = (OF_ANY_APP - {"app", "compress"}) | {
+    *("rounds", "target-accuracy", "wait-s", "min-clients", "data-dir"),
+    APP_CONFIG,  # which holds the app's own number of rounds
+}
 _ABSENT: Final = object()
 _AT_ONCE_BYTES: Final = 2**20  # of arrays: a state that is written within milliseconds
 
