@@ -1,9 +1,10 @@
 """The chunks in which a frame travels: one message of the gRPC stream each.
 
-A small frame is one chunk. A large one is several, as large as the link allows (:mod:`.window`);
-each but the first has a byte in front that says whether its sender asks for a :class:`.Progress`
-when it has come. Undersized chunks, or none for a minute, are refused: they waste memory, and a
-slow link does not explain them.
+A small frame is one chunk, and so is one of up to a megabyte on a link that has just carried as
+much. A large one is several, as large as the link allows (:mod:`.window`); each but the first has a
+byte in front that says whether its sender asks for a :class:`.Progress` when it has come.
+Undersized chunks, or none for a minute, are refused: they waste memory, and a slow link does not
+explain them.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class FrameStream:
         self._window = Window(clock)
         self._frame_turn = asyncio.Lock()  # frames go one after the other
         self._write_turn = asyncio.Lock()  # gRPC takes one message at a time
+        self._time_limit = _TimeLimit()  # of each write
         self._due = 0  # chunks whose coming was not reported
 
     @property
@@ -151,6 +153,9 @@ class FrameStream:
 
     async def _write_chunks(self, cutter: _Cutter, turn: Turn) -> None:
         window = self._window
+        if window.takes_whole(cutter.left):
+            await turn.write(self._write_message(cutter.cut(cutter.left)))
+            return
         first = True
         while cutter.left:
             # The first cannot ask, so that it leaves something for those that can.
@@ -167,8 +172,9 @@ class FrameStream:
             await turn.write(self._write_message(chunk))
 
     async def _write_message(self, data: bytes) -> None:
-        async with self._write_turn, asyncio.timeout(CHUNK_TIMEOUT_S):
-            await self._write(data)
+        async with self._write_turn:
+            with self._time_limit:
+                await self._write(data)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -237,9 +243,52 @@ class FrameStream:
             return memoryview(data)[1:]
 
     async def _report(self) -> None:
-        async with self._write_turn, asyncio.timeout(CHUNK_TIMEOUT_S):
+        async with self._write_turn:
             due, self._due = self._due, 0
-            await self._write(encode(Progress(due)))
+            with self._time_limit:
+                await self._write(encode(Progress(due)))
+
+
+class _TimeLimit:
+    """Ends what takes longer than a chunk may, like ``asyncio.timeout``, with one timer for many.
+
+    A timer of its own for each small frame would take longer than all else that is done for it.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None  # that is within the limit now
+        self._begin_s = 0.0
+        self._num_cancelled = 0  # requests to end the task, before
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        self._task, self._begin_s, self._is_over = task, loop.time(), False
+        self._num_cancelled = task.cancelling()
+        if self._timer is None:
+            self._timer = loop.call_later(CHUNK_TIMEOUT_S, self._look)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        task, self._task = self._task, None
+        if self._is_over and task is not None:
+            asked_by_others = task.uncancel() > self._num_cancelled
+            if kind is asyncio.CancelledError and not asked_by_others:
+                raise TimeoutError from None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._task is None:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._begin_s + CHUNK_TIMEOUT_S - loop.time()
+        if left_s > 0:
+            self._timer = loop.call_later(left_s, self._look)
+        else:
+            self._is_over = True
+            self._task.cancel()
 
 
 class _Cutter:

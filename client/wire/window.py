@@ -16,6 +16,7 @@ _FIRST_BYTES: Final = 2 * MIN_CHUNK_BYTES
 _MOST_BYTES: Final = 64 * 2**20
 _CHUNKS: Final = 4  # in a window
 _SHORT_S: Final = 0.5  # delay of an acknowledgement below which more may be on its way
+_FRESH_S: Final = 2.0  # after an acknowledgement, while what it has shown of the link counts
 _NEARLY: Final = 1.25  # or below so many times the shortest
 _LONG_S: Final = 1.0  # delay, beyond the shortest, above which less may
 
@@ -50,6 +51,7 @@ class Window:
         self._marked = 0  # bytes sent before it, and not acknowledged
         self._least_s = math.inf  # shortest delay of an acknowledgement
         self._adapted_s = -math.inf  # when the size was changed last
+        self._heard_s = -math.inf  # when the last acknowledgement came
         self._passed = 0  # bytes of the frame that were sent
         self._changed = asyncio.Event()
 
@@ -57,6 +59,14 @@ class Window:
     def chunk_bytes(self) -> int:
         """Size of the next chunk."""
         return min(max(self.size // _CHUNKS, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+
+    def takes_whole(self, size: int) -> bool:
+        """Tell whether a frame of so many bytes may be sent at once, without an acknowledgement.
+
+        The link has just shown that it carries as much in no time, and nothing else is on its way.
+        """
+        most = min(self.size // _CHUNKS + MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+        return size <= most and not self._marks and self._clock() < self._heard_s + _FRESH_S
 
     def admits(self, size: int) -> bool:
         """Tell whether so many bytes may be sent now."""
@@ -94,6 +104,7 @@ class Window:
             self._marked -= size
             self._adapt(sent_s, now_s, could_use_more)
         if taken:
+            self._heard_s = now_s
             self._changed.set()
         return taken > 0
 

@@ -95,6 +95,14 @@ def test_a_large_frame_travels_in_chunks() -> None:
         read_all(b"x", *parts)
 
 
+def test_frame_of_a_megabyte_is_one_message_once_the_link_has_carried_some() -> None:
+    frame = wire.Reply("m-1", wire.Packed(b"outline", (bytes(2**19), bytes(2**19))))
+    parts = chunked(*[frame] * 20)
+    assert parts[-10:] == [wire.encode(frame)] * 10
+    assert read_all(*parts) == [frame] * 20
+    assert len(chunked(*[LARGE] * 20)[-1]) < len(wire.encode(LARGE)), "it is larger"
+
+
 @examples(50)
 @given(st.lists(st.integers(0, 300_000), max_size=5), st.integers(0, 200_000))
 def test_arrays_of_any_size_come_back(sizes: list[int], outline_bytes: int) -> None:
@@ -202,6 +210,39 @@ def test_other_end_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatc
     for write, frame in ((take, LARGE), (stall, LARGE), (stall, wire.Goodbye())):
         with pytest.raises(TimeoutError):
             asyncio.run(main(write, frame))
+
+
+def test_many_writes_may_take_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_TIMEOUT_S", 1.0)
+    ended: list[type[BaseException] | None] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        begin_s, skipped_s, pause_s = loop.time(), 0.0, 0.8
+        loop.time = lambda: begin_s + skipped_s  # type: ignore[method-assign]
+
+        async def write(data: bytes) -> None:
+            nonlocal skipped_s
+            for _ in range(10):
+                skipped_s += pause_s / 10
+                await asyncio.sleep(0)
+
+        async def send() -> None:
+            await FrameStream.write(frames, wire.Goodbye())
+
+        frames = FrameStream(End().read, write, End().spawn)
+        for pause_s in (0.8, 0.8, 0.8, 2.0, 0.8):  # noqa: B007  # write() has it
+            task = asyncio.ensure_future(send())
+            await asyncio.wait((task,))
+            ended.append(type(task.exception()) if task.exception() else None)
+        task = asyncio.ensure_future(send())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        ended.append(asyncio.CancelledError if task.cancelled() else None)
+
+    asyncio.run(main())
+    assert ended == [None, None, None, TimeoutError, None, asyncio.CancelledError]
 
 
 def test_payload_that_is_not_wanted_is_dropped() -> None:

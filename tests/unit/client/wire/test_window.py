@@ -86,6 +86,24 @@ def test_frames_that_do_not_fill_the_window_teach_nothing() -> None:
     assert link.window.size == 2 * MIN_CHUNK_BYTES
 
 
+def test_frames_go_whole_as_long_as_the_link_is_known_to_carry_them_at_once() -> None:
+    link = Link(1e9)
+    assert not link.window.takes_whole(MIN_CHUNK_BYTES), "nothing is known of it"
+    link.send(50 * MB)
+    assert link.window.takes_whole(MAX_CHUNK_BYTES)
+    assert not link.window.takes_whole(MAX_CHUNK_BYTES + 1)
+    link.now_s += 3.0
+    assert not link.window.takes_whole(MAX_CHUNK_BYTES), "it may have faded"
+    link.send(MB)
+    assert link.window.takes_whole(MAX_CHUNK_BYTES)
+    link.window.add(100)
+    assert link.window.mark(last=True)
+    assert not link.window.takes_whole(MAX_CHUNK_BYTES), "something is on its way"
+    slow = Link(1e6 / 8)
+    slow.send(5 * MB)
+    assert not slow.window.takes_whole(MB)
+
+
 def test_chunks_are_bounded() -> None:
     link = Link(1e9)
     assert link.window.chunk_bytes == MIN_CHUNK_BYTES
