@@ -35,8 +35,9 @@ from flwr.common.serde import (
 from flwr.common.serde_utils import error_from_proto, metadata_from_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
+from flwr.proto.recorddict_pb2 import ConfigRecord as ProtoConfigRecord
+from flwr.proto.recorddict_pb2 import MetricRecord as ProtoMetricRecord
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -50,9 +51,10 @@ __all__ = [
     "FastRecordDict",
     "Mod",
     "NodeInfo",
-    "ProtoArray",
     "ProtoArrayRecord",
+    "ProtoConfigRecord",
     "ProtoMessage",
+    "ProtoMetricRecord",
     "ProtoRecordDict",
     "Run",
     "array_as",

@@ -34,6 +34,15 @@ CONTENTS = {
             "arrays": ArrayRecord({"w": Array(np.zeros((0, 3)))}),
         }
     ),
+    "values": RecordDict(
+        {
+            "m": MetricRecord({"n": 2**63 - 1, "more": 2**64 - 1, "less": -(2**62), "f": 1e-300}),
+            "lists": MetricRecord({"of": [1.0, 2.5], "n": 1, "ints": [2**63, 1]}),
+            "c": ConfigRecord({"on": True, "off": False, "text": "\u00e9", "raw": b"\x00", "i": 0}),
+            "d": ConfigRecord({"names": ["a", "b"], "on": [True], "raw": [b""], "f": 0.0}),
+            "numpy": ConfigRecord({"f": np.float64(0.5)}),
+        }
+    ),
     "no numpy": RecordDict({"trees": ArrayRecord({"0": Array("raw", (), "xgb", b"trees")})}),
 }
 
@@ -57,6 +66,24 @@ def test_arrays_are_shared_not_copied() -> None:
     assert packed.arrays[0] is array.data
     assert len(packed.outline) < 200
     assert unpack(packed).content["arrays"]["w"].data is array.data
+
+
+def test_messages_of_one_layout_share_nothing_that_can_change() -> None:
+    packed = pack(message_of(CONTENTS["two records"]))
+    first, second = unpack(packed), unpack(packed)
+    first.content["arrays"]["w"] = Array(np.ones(1))
+    del first.content["control"]["n"]
+    first.content["metrics"]["num-examples"] = 2
+    expected = message_to_proto(message_of(CONTENTS["two records"]))
+    assert message_to_proto(second) == expected
+    assert message_to_proto(unpack(packed)) == expected
+
+
+def test_value_that_is_none_is_refused() -> None:
+    proto = message_to_proto(message_of(CONTENTS["metrics"]))
+    proto.content.items[1].config_record.items[0].value.Clear()
+    with pytest.raises(Exception):  # noqa: B017, PT011  # of Flower's choice
+        unpack(Packed(proto.SerializeToString()))
 
 
 def test_message_of_another_end_may_have_its_arrays_in_protobuf() -> None:
