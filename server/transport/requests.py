@@ -57,6 +57,10 @@ class Request:
         Size of the message as it travels [bytes].
     max_reply_bytes : int
         Most that the reply's arrays may have [bytes].
+    work : Work or None
+        The frame that carries it, as long as it may have to be sent again.
+    session : str
+        The client's process that it was sent to.
     """
 
     message_id: str
@@ -74,6 +78,8 @@ class Request:
     model: SentModel | None = None
     sent_bytes: int = 0
     max_reply_bytes: int = wire.NO_LIMIT
+    work: wire.Work | None = None
+    session: str = ""
 
     @property
     def settled(self) -> bool:
@@ -81,8 +87,12 @@ class Request:
         return self.reply is not None or self.failure is not None
 
     def wait(self, now_s: float) -> None:
-        """Note that the message waits for the server from now on: that is not the client's time."""
-        self.waiting_s = now_s
+        """Note that the message waits for the server from now on: that is not the client's time.
+
+        One that is sent again does not: its time runs on from the first time.
+        """
+        if math.isnan(self.sent_s):
+            self.waiting_s = now_s
 
     def stamp(self, now_s: float) -> bool:
         """Note that the message leaves now; False if it was settled before its turn."""
@@ -91,7 +101,8 @@ class Request:
         if not math.isnan(self.waiting_s):
             self.expires_s += now_s - self.waiting_s
             self.waiting_s = math.nan
-        self.sent_s = now_s
+        if math.isnan(self.sent_s):
+            self.sent_s = now_s
         return True
 
     def begun_s(self, now_s: float) -> float:
@@ -164,6 +175,7 @@ class RequestTable:
         """Stop waiting for these; clients that have not answered stay busy."""
         for request in requests:
             request.abandoned = not request.settled
+            request.work = None
 
     def keep(self, requests: Iterable[Request], arrivals: queue.SimpleQueue[Request]) -> None:
         """Stop waiting for those that are not settled; ``arrivals`` takes them when they are."""
@@ -192,6 +204,7 @@ class RequestTable:
         arrived_s: float = math.nan,
     ) -> None:
         """Note how a request ended."""
+        request.work = None
         if self._open.pop(request.message_id, None) is not None:
             own = self._by_node[request.node_id]
             del own[request.message_id]
@@ -227,20 +240,28 @@ class RequestTable:
         request = self._open.get(message_id)
         return request is not None and request.node_id == node_id and not request.abandoned
 
-    def reconcile(self, node_id: int, in_hand: Set[str]) -> None:
+    def reconcile(self, node_id: int, in_hand: Set[str], session: str = "") -> list[Request]:
         """Compare the table with what a client has in hand that has just connected.
 
-        What it no longer has is lost. What the table does not know, of an earlier server or given
-        up since, makes the client busy.
+        What it no longer has is lost if its process, the ``session``, is another. The same process
+        has not got it: the connection was lost while it was on its way. It is returned, to be sent
+        again. What the table does not know, of an earlier server or given up since, makes the
+        client busy.
         """
+        cut_off = []
         for request in self._of(node_id):
-            if request.message_id not in in_hand:
+            if request.message_id in in_hand:
+                continue
+            if request.work is not None and request.session == session:
+                cut_off.append(request)
+            else:
                 self.settle(request, failure=LOST)
         now_s = self._clock()
         for message_id in sorted(in_hand - self._open.keys())[:_MAX_UNKNOWN_WORK]:
             self._enter(
                 Request(message_id, node_id, now_s + _UNKNOWN_WORK_S, abandoned=True, sent_s=now_s)
             )
+        return cut_off
 
     def fail_pending(self, node_id: int) -> None:
         """Settle what a client has in hand as lost."""

@@ -144,8 +144,9 @@ class FleetServicer:
                     self._log_idle(connection, payload)
                     acks = self.requests.open(request)
                     limit = request.max_reply_bytes = self.limit.reply_bytes
-                    work = wire.Work(request.message_id, acks, limit, payload)
-                    writes.append((connection, request, work))
+                    request.work = wire.Work(request.message_id, acks, limit, payload)
+                    request.session = connection.session
+                    writes.append((connection, request, request.work))
             if self._loop is not None:  # else it was stopped meanwhile
                 self._loop.call_soon_threadsafe(self._write_all, writes)
 
@@ -268,7 +269,12 @@ class FleetServicer:
             self.admission.register(connection, hello)
             if (lease := self._leases.pop(connection.node_id, None)) is not None:
                 lease.cancel()
-            self.requests.reconcile(connection.node_id, in_hand)
+            cut_off = self.requests.reconcile(connection.node_id, in_hand, connection.session)
+            if cut_off:
+                self._connection_log.log("sent again what was cut off", connection.name)
+            for request in cut_off:  # after the welcome, which is about to be sent
+                assert request.work is not None
+                self._writes.spawn(self._write(connection, request, request.work))
         self.changed.set()
 
     def _unregister(self, connection: Connection) -> None:
@@ -357,6 +363,8 @@ class FleetServicer:
             self._writes.spawn(self._write(connection, request, work))
 
     async def _write(self, connection: Connection, request: Request, work: wire.Work) -> None:
-        await connection.send(
-            work, lambda: request.stamp(self._clock()), lambda: request.wait(self._clock())
-        )
+        def begin() -> bool:  # a client that comes back is sent it over its newer connection
+            current = self.admission.connections.get(request.node_id)
+            return current is connection and request.stamp(self._clock())
+
+        await connection.send(work, begin, lambda: request.wait(self._clock()))

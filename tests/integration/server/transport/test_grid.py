@@ -981,6 +981,30 @@ def test_work_outlives_a_broken_connection(fleet: Fleet, link: Link) -> None:
     assert model_of(exchange) == [1.0] * 4
 
 
+@pytest.mark.parametrize("compress", ["", "down=bfloat16"])
+def test_a_model_that_was_cut_off_on_its_way_is_sent_again(
+    fleet: Fleet, link: Link, said: list[str], compress: str
+) -> None:
+    fleet.restart(compress=compress, lost_after_s=LONG_S)
+    link.restore(fleet.grid.port)
+    fleet.run("a", address=link.address)
+    fleet.run("b")
+    link.bytes_a_s = 200_000
+    pending = Pending(lambda: fleet.grid.exchange(to("a", "b", size=1_000_000), LONG_S))
+    until(lambda: fleet.grid.busy() == {node_id_of("a")})  # which takes twenty seconds to get it
+    link.cut()
+    until(lambda: list(fleet.grid.get_node_ids()) == [node_id_of("b")])
+    time.sleep(0.2)
+    link.bytes_a_s = math.inf
+    link.up = True
+    cut_off, other = pending.result()
+    assert model_of(cut_off) == [1.0] * 1_000_000
+    assert (cut_off.rtt_s or 0.0) > max(other.rtt_s or math.inf, 0.2), "its time runs on"
+    assert fleet.grid.num_ignored_replies == 0
+    until(lambda: "sent again what was cut off: a" in said)
+    assert fleet.exchange("a")[0].failure is None
+
+
 def test_a_reply_that_was_finished_without_connection_is_offered(fleet: Fleet, link: Link) -> None:
     gate = Gate()
     fleet.run("a", echo_app(gate), address=link.address)

@@ -137,6 +137,27 @@ def test_client_that_connects_without_its_work_has_lost_it(bench: Bench) -> None
     assert bench.table.busy() == {A, B}
 
 
+def test_what_the_same_process_has_not_got_is_sent_again_and_its_time_runs_on(bench: Bench) -> None:
+    cut, kept, lost, given_up, unsent = (bench.open(f"m-{i}", sent=i < 5) for i in range(1, 6))
+    for request in (cut, kept, given_up, unsent):
+        request.work, request.session = wire.Work(request.message_id), "process"
+    lost.work, lost.session = wire.Work("m-3"), "an earlier process"
+    bench.table.abandon([given_up])
+    begin_s = bench.now_s
+    bench.now_s += 5.0
+    assert bench.table.reconcile(A, {"m-2"}, "process") == [cut, unsent]
+    assert (lost.failure, given_up.settled, kept.settled) == (LOST, False, False)
+    assert not bench.table.is_awaited(A, "m-4")
+    cut.wait(bench.now_s)
+    bench.now_s += 1.0
+    assert cut.stamp(bench.now_s)
+    assert unsent.stamp(bench.now_s)
+    assert (cut.sent_s, unsent.sent_s) == (begin_s, bench.now_s)
+    assert bench.reply("m-1")
+    assert cut.arrived_s - cut.sent_s == 6.0
+    assert cut.work is None, "a model would stay"
+
+
 def test_work_of_an_earlier_server_makes_busy_for_a_while(bench: Bench) -> None:
     bench.table.reconcile(A, {"old-1"})
     assert bench.table.busy() == {A}
