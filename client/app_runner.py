@@ -48,6 +48,7 @@ from .wire.compression import (
     known_kinds,
 )
 from .wire.packing import pack, unpack
+from .wire.protocol import OVERSIZED_CODE
 
 __all__ = [
     "LOGGER",
@@ -145,15 +146,15 @@ class AppRunner:
         if (size := len(packed) + packed.saved) > min(
             work.max_reply_bytes, self._max_message_bytes
         ):
-            whose, limit = "server", work.max_reply_bytes
+            whose, limit = "flower-server", work.max_reply_bytes
             if self._max_message_bytes < limit:
-                whose, limit = "client", self._max_message_bytes
+                whose, limit = "flower-client", self._max_message_bytes
             reason = (
                 f"reply of {wire.megabytes(size)} MB, {wire.megabytes(limit)} MB at most "
-                f"(--max-message-mb of the {whose})"
+                f"({whose} --max-message-mb)"
             )
             LOGGER.error("%s", reason)
-            return _error_reply(work, reason)
+            return _error_reply(work, reason, OVERSIZED_CODE)
         return packed
 
     def _context_for(self, welcome: wire.Welcome) -> Context:
@@ -307,10 +308,12 @@ def _shares(work: wire.Work, message: Message, kind: str) -> tuple[float, float]
     return sum(map(len, work.payload.arrays)) / size, expected_share(kind, arrays)
 
 
-def _error_reply(work: wire.Work, reason: str) -> wire.Packed:
+def _error_reply(
+    work: wire.Work, reason: str, code: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+) -> wire.Packed:
     # Anew, without the arrays: the app may have changed its own.
     message = unpack(wire.Packed(work.payload.outline))
-    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+    error = Error(code, reason)
     return pack(Message(error, reply_to=message))
 
 

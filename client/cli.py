@@ -173,7 +173,7 @@ _tls = click.option(
     "--max-message-mb",
     type=click.IntRange(min=0),
     default=0,
-    help="Largest message [MiB] (default: what the server sends and takes).",
+    help="Largest message [MB] (default: what the server sends and takes).",
 )
 @click.pass_context
 def cli(
@@ -235,7 +235,7 @@ def cli(
     from .app_runner import Worker
     from .main_thread import ClientProcess
     from .stream import StreamClient
-    from .wire.frames import NO_LIMIT
+    from .wire.frames import MEGABYTE, NO_LIMIT
 
     client_app = load_object(app_path, ClientApp, "app")
     if app_path != _OUR_APP and flags.keys() & {"link", "compute"}:
@@ -253,7 +253,7 @@ def cli(
             node_config,
             credentials=credentials,
             own_fault=own_fault,
-            max_message_bytes=(max_message_mb << 20) or NO_LIMIT,
+            max_message_bytes=(max_message_mb * MEGABYTE) or NO_LIMIT,
             worker=worker,
             restart_after=restart_after,
             kept_state=take_state(),

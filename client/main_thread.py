@@ -28,6 +28,7 @@ from flower_scheduling.signals import interrupted, signals_of
 from .app_runner import LOGGER, Worker
 from .entry import EXIT_GRACE_S, end_at_once, remember_toggle
 from .stream import StreamClient
+from .wire.frames import MEGABYTE
 
 try:
     import resource
@@ -36,7 +37,7 @@ except ImportError:  # Windows
 
 __all__ = ["ClientProcess"]
 
-_PEAK_UNITS: Final = 2**20 if sys.platform == "darwin" else 2**10  # in a MiB
+_PEAK_BYTES: Final = 1 if sys.platform == "darwin" else 2**10  # of the peak's unit
 _SETTLED: Final = 10  # messages after which an app has loaded what it needs
 _STEADY: Final = 10  # messages, each of which left more behind
 _LONG_WORK_S: Final = 0.1  # of processor time, beside which giving memory back is nothing
@@ -239,8 +240,9 @@ class ClientProcess:
         """Log that the process grows."""
         if resource is None:
             return
-        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _PEAK_UNITS
-        if (warning := self._memory.note(peak_mib)) is not None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak_mb = peak * _PEAK_BYTES // MEGABYTE
+        if (warning := self._memory.note(peak_mb)) is not None:
             LOGGER.warning("%s", warning)
 
 
@@ -251,30 +253,30 @@ class MemoryWatch:
         self._answered = 0
         self._recent: deque[int] = deque(maxlen=_STEADY + 1)
         self._was_steady = False
-        self._before = 0, 0  # messages and peak [MiB], as last reported
+        self._before = 0, 0  # messages and peak [MB], as last reported
 
-    def note(self, peak_mib: int) -> str | None:
-        """Take the peak after a message [MiB]; return a warning if the process grows.
+    def note(self, peak_mb: int) -> str | None:
+        """Take the peak after a message [MB]; return a warning if the process grows.
 
         It does if the peak has doubled since the first messages, or since the last warning, or if
         one message after the other has raised it, of which a warning is returned once.
         """
         self._answered += 1
         if self._answered <= _SETTLED:
-            self._before = self._answered, peak_mib
-        self._recent.append(peak_mib)
-        answered, before_mib = self._before
+            self._before = self._answered, peak_mb
+        self._recent.append(peak_mb)
+        answered, before_mb = self._before
         steady = self._answered >= _SETTLED + _STEADY and all(
             earlier < later for earlier, later in pairwise(self._recent)
         )
-        if peak_mib <= 2 * before_mib and (self._was_steady or not steady):
+        if peak_mb <= 2 * before_mb and (self._was_steady or not steady):
             return None
         self._was_steady |= steady
-        self._before = self._answered, peak_mib
-        each_mib = (peak_mib - before_mib) / (self._answered - answered)
+        self._before = self._answered, peak_mb
+        each_mb = (peak_mb - before_mb) / (self._answered - answered)
         return (
-            f"memory: {peak_mib} MiB after {self._answered} messages, {before_mib} after "
-            f"{answered}: {each_mib:.1f} MiB more with each; if it goes on, see --restart-after"
+            f"memory: {peak_mb} MB after {self._answered} messages, {before_mb} after "
+            f"{answered}: {each_mb:.1f} MB more with each; if it goes on, see --restart-after"
         )
 
 

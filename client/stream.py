@@ -341,7 +341,8 @@ class StreamClient:
         for message_id, reply in self._in_hand.items():
             if reply is not None and len(reply) > max_message_bytes:
                 LOGGER.error(
-                    "finished reply of %s MB is dropped: the server takes %s MB at most",
+                    "finished reply of %s MB is dropped: the server was started anew, and takes %s "
+                    "MB at most at present (flower-server --max-message-mb)",
                     wire.megabytes(len(reply)),
                     wire.megabytes(max_message_bytes),
                 )

@@ -16,6 +16,8 @@ LOST: Final = "connection lost"
 """Failure of a message whose client went away and did not come back in time."""
 UNREADABLE: Final = "unreadable reply"
 """Failure of a reply that is no message, or answers another one."""
+OVERSIZED: Final = "oversized reply"
+"""Failure of a reply that is larger than its client may send, or the server takes."""
 CLIENT_ERROR: Final = "client error"
 """Failure of a client whose app raised."""
 WRONG_RECORDS: Final = "wrong records"
@@ -40,6 +42,7 @@ FAILURES: Final = {
     UNDELIVERABLE: "the message could not be sent",
     LOST: "the connection broke and the client did not come back in time",
     UNREADABLE: "the reply could not be read, or answers another message",
+    OVERSIZED: "the reply is larger than its client may send, or the server takes",
     CLIENT_ERROR: "the ClientApp raised an exception",
     WRONG_RECORDS: "the reply has other records than one of arrays and one of metrics",
     WRONG_ARRAYS: "the arrays have other keys, shapes or dtypes than the model's",

@@ -40,6 +40,7 @@ METHOD: Final = f"/{SERVICE}/{CONNECT}"
 STATUS: Final = "Status"  # its method for operators: anything in, the server's state as JSON out
 
 NO_LIMIT: Final = 2**63 - 1  # bytes of a message
+MEGABYTE: Final = 10**6  # bytes: the MB of settings, logs and records
 MAX_ARRAYS: Final = 100_000  # of one message
 MAX_NAME_LENGTH: Final = 64  # characters of a client's name
 MAX_ID_LENGTH: Final = 64  # characters of a message's or session's id
@@ -82,8 +83,8 @@ def package_version() -> str:
 
 
 def megabytes(size: int) -> str:
-    """Return a number of bytes in megabytes, as text."""
-    return f"{size / 2**20:.4g}"
+    """Return a number of bytes in megabytes, millions of bytes, as text."""
+    return f"{size / MEGABYTE:.4g}"
 
 
 def check_name(name: str) -> None:

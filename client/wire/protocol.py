@@ -14,6 +14,9 @@ TIMING: Final = "timing"
 REQUEST: Final = "scheduling"
 CLIENT_INFO: Final = "client-info"  # ConfigRecord in the reply to a query
 
+# Code of an error in place of a reply beyond a bound; Flower's own are small numbers.
+OVERSIZED_CODE: Final = 100
+
 # Keys of METRICS.
 NUM_EXAMPLES: Final = "num-examples"  # int, size s_k of the local data set: the aggregation weight
 TRAIN_LOSS: Final = "train-loss"  # float, mean minibatch loss of the local update

@@ -14,6 +14,7 @@ from flower_scheduling._flwr import SUPERLINK_NODE_ID
 from flower_scheduling.allocator import keep_heaps
 from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import server_credentials
+from flower_scheduling.client.wire.frames import MEGABYTE
 from flower_scheduling.extras import require_extra
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, followed_by
 
@@ -100,7 +101,7 @@ def run_fleet(
         on_first_exchange=begin,
         status=status.snapshot,
         max_clients=config.max_clients,
-        max_message_bytes=(config.max_message_mb << 20) or None,
+        max_message_bytes=(config.max_message_mb * MEGABYTE) or None,
         compress=config.compress,
     )
     context = Context(

@@ -109,7 +109,7 @@ class FleetConfig(ServerConfig, CompressionSettings):
     )
     max_clients: int = setting(DEFAULT_MAX_CLIENTS, "Names that are let in, at most.", ge=1)
     max_message_mb: int = setting(
-        0, "Largest message [MiB]; 0: replies of 512, or of four times what is sent if more.", ge=0
+        0, "Largest message [MB]; 0: replies of 512, or of four times what is sent if more.", ge=0
     )
 
     @model_validator(mode="after")

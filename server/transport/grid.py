@@ -68,7 +68,7 @@ class StreamGrid(OwnGrid):
         Names that are admitted; a client with a further one is refused. Each stays an arm for the
         rest of the run, and without TLS a name costs nothing.
     max_message_bytes : int, optional
-        Largest message, in both directions [bytes]. By default a reply may have 512 MiB, or four
+        Largest message, in both directions [bytes]. By default a reply may have 512 MB, or four
         times what was sent if that is more.
     compress : str
         Kinds of compression, ``up=int8,down=bfloat16`` or one word for both directions; none by

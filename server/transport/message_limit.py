@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from flower_scheduling.client.wire.frames import megabytes
+from flower_scheduling.client.wire.frames import MEGABYTE, megabytes
 from flower_scheduling.errors import ConfigError
 
-_FREE_BYTES: Final = 512 * 2**20  # of a reply, whatever was sent
+_FREE_BYTES: Final = 512 * MEGABYTE  # of a reply, whatever was sent
 _TIMES: Final = 4  # of a reply, by what was sent: some strategies' clients answer with two models
 
 
@@ -45,7 +45,7 @@ class MessageLimit:
         elif size > self._maximum_bytes:
             raise ConfigError(
                 "max_message_mb",
-                self._maximum_bytes >> 20,
+                self._maximum_bytes // MEGABYTE,
                 f"the app sends a message of {megabytes(size)} MB: give at least as much, or "
                 "leave it out",
             )

@@ -15,13 +15,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.typing import NDArray
 
 from flower_scheduling.client.wire.arrays import decode_array
-from flower_scheduling.client.wire.protocol import METRICS
+from flower_scheduling.client.wire.protocol import METRICS, OVERSIZED_CODE
 from flower_scheduling.columns import IsValid, columns
 from flower_scheduling.errors import ConfigError, InvalidReplyError
 from flower_scheduling.reasons import (
     BAD_WEIGHT,
     CLIENT_ERROR,
     NOT_FINITE,
+    OVERSIZED,
     TOO_LARGE,
     WRONG_ARRAYS,
     WRONG_RECORDS,
@@ -352,7 +353,8 @@ def _structure(arrays: ArrayRecord) -> str:
 
 def _require_content(message: Message) -> None:
     if message.has_error():
-        raise InvalidReplyError(CLIENT_ERROR, error_text(message))
+        oversized = message.error.code == OVERSIZED_CODE
+        raise InvalidReplyError(OVERSIZED if oversized else CLIENT_ERROR, error_text(message))
     if not message.has_content():
         raise InvalidReplyError(WRONG_RECORDS, "none")
 

@@ -16,7 +16,7 @@ def test_an_app_that_keeps_what_it_is_given_is_warned_of_with_its_growth() -> No
     (number, text), *later = warnings(peaks)
     assert (number, text) == (
         20,
-        "memory: 700 MiB after 20 messages, 500 after 10: 20.0 MiB more with each; "
+        "memory: 700 MB after 20 messages, 500 after 10: 20.0 MB more with each; "
         "if it goes on, see --restart-after",
     )
     assert [number for number, _ in later] == [56], "then when it has doubled again"

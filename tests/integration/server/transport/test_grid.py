@@ -640,8 +640,7 @@ def test_what_is_too_large_fails_alone(fleet: Fleet) -> None:
     fleet.run("large")
     small, large = fleet.exchange("small", "large", size=50_000)
     assert small.failure == (
-        f"{UNDELIVERABLE}: a message of 0.191 MB, the client takes 0.09537 MB (its "
-        "--max-message-mb)"
+        f"{UNDELIVERABLE}: a message of 0.2003 MB, the client takes 0.1 MB (its --max-message-mb)"
     )
     assert large.reply is not None
 
@@ -653,7 +652,7 @@ def test_what_is_too_large_fails_alone(fleet: Fleet) -> None:
     (exchange,) = fleet.exchange("talker")
     assert exchange.reply is not None
     assert exchange.reply.error.reason == (
-        "reply of 0.191 MB, 0.09537 MB at most (--max-message-mb of the client)"
+        "reply of 0.2003 MB, 0.1 MB at most (flower-client --max-message-mb)"
     )
 
 
@@ -963,7 +962,7 @@ def test_finished_reply_that_a_new_server_would_not_take_is_dropped(
     fleet.wait_for("a")
     until(lambda: not fleet.grid.busy())
     assert model_of(fleet.exchange("a")[0]) == [1.0] * 4
-    assert [line for line in said if "the server takes 0.09537 MB at most" in line]
+    assert [line for line in said if "started anew, and takes 0.1 MB at most" in line]
 
 
 def test_work_outlives_a_broken_connection(fleet: Fleet, link: Link) -> None:

@@ -7,7 +7,7 @@ import pytest
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.transport.message_limit import MessageLimit
 
-MB = 2**20
+MB = 10**6
 
 
 def test_replies_may_be_four_times_what_was_sent() -> None:

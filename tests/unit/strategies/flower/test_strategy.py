@@ -47,6 +47,7 @@ from flower_scheduling.client.wire.protocol import (
     LINK_S,
     LOCAL_ACCURACY,
     NUM_EXAMPLES,
+    OVERSIZED_CODE,
     REPORT,
     REQUEST,
     TIMING,
@@ -305,6 +306,10 @@ HOSTILE: dict[str, tuple[Client, str]] = {
         "wrong arrays: 'weight' cannot be read",
     ),
     "error": (erring, "client error: RuntimeError: out of memory"),
+    "oversized": (
+        lambda m: Message(Error(OVERSIZED_CODE, "reply of 2 MB, 1 MB at most"), reply_to=m),
+        "oversized reply: reply of 2 MB, 1 MB at most",
+    ),
 }
 
 
