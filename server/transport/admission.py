@@ -86,7 +86,7 @@ class Admission:
         self._warnings = warnings
         self._connection_log = connection_log
         self._writes = writes
-        self._known: set[int] = set()  # nodes that were ever admitted
+        self._known: dict[int, str] = {}  # nodes that were ever admitted, and their names
         self._by_folded: dict[str, Connection] = {}  # of those admitted, by folded name
         self.connections: dict[int, Connection] = {}
         self.nodes: dict[int, NodeInfo] = {}
@@ -121,7 +121,7 @@ class Admission:
         self.connections[node_id] = connection
         self.nodes[node_id] = NodeInfo(node_id=node_id, name=name, public_key=name.encode())
         self.note_availability(connection)
-        self._known.add(node_id)
+        self._known[node_id] = name
         self._by_folded[folded(name)] = connection
         if replaced is None:
             self._connection_log.log("connected", connection.name)
@@ -136,6 +136,10 @@ class Admission:
                 f"{connection.name} has version {hello.package}, the server "
                 f"{wire.package_version()}: install the same on both",
             )
+
+    def name_of(self, node_id: int) -> str:
+        """Return the name of a client that was ever admitted; the id of another node."""
+        return self._known.get(node_id, str(node_id))
 
     def note_availability(self, connection: Connection) -> None:
         """Take note whether a client takes work; called under the lock."""

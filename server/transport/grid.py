@@ -18,7 +18,15 @@ from flower_scheduling._flwr import NodeInfo
 from flower_scheduling.client.wire.calls import DEFAULT_KEEPALIVE_S
 from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.client.wire.frames import Packed
-from flower_scheduling.strategies.flower import LATE, TIMEOUT, Exchange, OwnGrid, enough_are_in
+from flower_scheduling.strategies.flower import (
+    LATE,
+    LOGGER,
+    TIMEOUT,
+    Exchange,
+    OwnGrid,
+    WaitLog,
+    enough_are_in,
+)
 
 from .admission import DEFAULT_MAX_CLIENTS
 from .messages import error_reply, exchange_of, pack_all, pulled_reply
@@ -220,8 +228,10 @@ class StreamGrid(OwnGrid):
         waiting = {request.message_id: request for request, _ in requests}
         exchanges: dict[str, Exchange] = {}
         early = False
+        begin_s = self._clock()
+        wait_log = WaitLog(begin_s, self._servicer.admission.name_of, LOGGER)
         try:
-            deadline_s = self._clock() + timeout_s
+            deadline_s = begin_s + timeout_s
             self._servicer.send(requests)
             while len(exchanges) < len(waiting) and not early:
                 left_s = min(max(0.0, deadline_s - self._clock()), _LOOK_S)
@@ -234,6 +244,12 @@ class StreamGrid(OwnGrid):
                     deadline_s = max(deadline_s, *(begin + timeout_s for begin in begun_s))
                     if now_s >= deadline_s:
                         break
+                    wait_log.note(
+                        now_s,
+                        deadline_s,
+                        lambda: [r.node_id for i, r in waiting.items() if i not in exchanges],
+                        len(waiting),
+                    )
                     continue
                 # Read now, while others compute; its arrival is stamped already.
                 exchanges[request.message_id] = self._conclude(request, timeout_s)

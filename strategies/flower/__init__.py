@@ -24,6 +24,7 @@ from .timed_grid import (
     TimedGrid,
     enough_are_in,
 )
+from .wait_log import WaitLog
 
 __all__ = [
     "LATE",
@@ -47,6 +48,7 @@ __all__ = [
     "StartedRun",
     "TimedExchange",
     "TimedGrid",
+    "WaitLog",
     "enough_are_in",
     "failure_kind",
     "followed_by",

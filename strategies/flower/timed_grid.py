@@ -15,6 +15,7 @@ from flower_scheduling._flwr import NodeInfo
 from flower_scheduling.reasons import TIMEOUT, UNDELIVERABLE
 
 from .grids import GridWrapper
+from .wait_log import WaitLog
 
 LOGGER = logging.getLogger("flwr.scheduling")  # below Flower's logger: its handlers and level serve
 _LOOK_S = 1.0  # longest pause between two queries of the connected nodes
@@ -194,6 +195,7 @@ class TimedGrid(GridWrapper):
         pending = {message_id: i for i, message_id in enumerate(ids) if message_id}
         answers: dict[int, tuple[Message, float]] = {}
         early = False
+        wait_log = WaitLog(start, "node {}".format, LOGGER)
         while pending and not early:
             replies = list(self._grid.pull_messages([*pending, *self._spare]))
             elapsed = self._clock() - start
@@ -211,6 +213,12 @@ class TimedGrid(GridWrapper):
             )
             if elapsed >= timeout_s or not pending or early:
                 break
+            wait_log.note(
+                start + elapsed,
+                start + timeout_s,
+                lambda: [messages[i].metadata.dst_node_id for i in pending.values()],
+                len(messages),
+            )
             self._sleep(min(self._poll_interval_s, timeout_s - elapsed))
 
         exchanges = []

@@ -46,6 +46,7 @@ import flower_scheduling.server.transport.connection_log
 import flower_scheduling.server.transport.messages
 import flower_scheduling.server.transport.servicer
 import flower_scheduling.server.transport.stream_server
+import flower_scheduling.strategies.flower.wait_log
 from flower_scheduling.client.stream import StreamClient, Worker, _Stream
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks
@@ -554,6 +555,19 @@ def test_deadline_busy_and_late_reply(fleet: Fleet) -> None:
     assert fleet.grid.fastest_late_s == pytest.approx(0.4)
     (again,) = fleet.exchange("slow")
     assert model_of(again) == [1.0] * 4
+
+
+def test_who_is_waited_for_is_logged_now_and_then(
+    fleet: Fleet, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_scheduling.strategies.flower.wait_log, "_AGAIN_S", 0.5)
+    gate = Gate()
+    fleet.run("a", echo_app(gate))
+    fleet.run("b")
+    pending = fleet.begin("a", "b")
+    until(lambda: [line for line in said if line.startswith("waiting for a for 0 min: 1 of 2 ")])
+    gate.open.set()
+    assert [exchange.failure for exchange in pending.result()] == [None, None]
 
 
 def test_an_expired_message_no_longer_makes_its_client_busy(fleet: Fleet) -> None:

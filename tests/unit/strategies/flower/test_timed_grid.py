@@ -125,6 +125,13 @@ def test_measures_each_reply_and_returns_with_the_last() -> None:
     assert grid.busy() == set()
 
 
+def test_who_is_waited_for_is_logged_once_a_minute(said: list[str]) -> None:
+    grid, _, _ = make({10: 0.1, 11: 130.0})
+    grid.exchange(to(10, 11), timeout_s=3600.0)
+    begins = [line.partition(", until")[0] for line in said]
+    assert begins == [f"waiting for node 11 for {n} min: 1 of 2 have answered" for n in (1, 2)]
+
+
 def test_late_node_is_a_timeout_then_busy_until_its_reply_drains() -> None:
     grid, _, clock = make({10: 0.1, 11: 3.0})
     fast, late = grid.exchange(to(10, 11), timeout_s=1.0)
