@@ -136,6 +136,7 @@ class StreamGrid(OwnGrid):
         self._server = StreamServer(address, self._servicer, credentials, keepalive_s)
         self._dispatched: dict[str, tuple[Request, float]] = {}  # message id -> request, deadline
         self._ended: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._wait_log: WaitLog | None = None  # since a dispatched message ended last
         # Ids must not repeat over restarts: a client may bring the reply of an earlier server.
         self._message_ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count(1))
 
@@ -274,10 +275,15 @@ class StreamGrid(OwnGrid):
 
     def next_ended(self, wait_s: float) -> list[Exchange]:
         """Return what became of dispatched messages since, in the order of their ends."""
-        end_s = self._clock() + wait_s
+        now_s = self._clock()
+        end_s = now_s + wait_s
+        if self._wait_log is None:
+            self._wait_log = WaitLog(now_s, self._servicer.admission.name_of, LOGGER)
         while True:
             found = self._take_ended()
             now_s = self._clock()
+            if found or not self._dispatched:
+                self._wait_log = None
             if found or now_s >= end_s or not self._dispatched:
                 return found
             due_s = min(
@@ -293,8 +299,12 @@ class StreamGrid(OwnGrid):
                     timeout=max(0.0, min(end_s - now_s, due_s - now_s, _LOOK_S))
                 )
             except queue.Empty:
+                self._wait_log.note(self._clock(), due_s, self._working)
                 continue
             self._ended.put(request)  # behind any that came since: they are sorted when taken
+
+    def _working(self) -> list[int]:
+        return [request.node_id for request, _ in self._dispatched.values()]
 
     def _take_ended(self) -> list[Exchange]:
         """Return what has ended, and what has passed its deadline."""

@@ -43,7 +43,11 @@ class WaitLog:
         self._wall_clock = wall_clock
 
     def note(
-        self, now_s: float, until_s: float, waiting: Callable[[], Collection[int]], num_asked: int
+        self,
+        now_s: float,
+        until_s: float,
+        waiting: Callable[[], Collection[int]],
+        num_asked: int | None = None,
     ) -> None:
         """Log that nodes are waited for, if a line is due.
 
@@ -55,8 +59,8 @@ class WaitLog:
             The deadline, on the same clock [s].
         waiting : callable
             Returns the nodes that have not answered; called for a line alone.
-        num_asked : int
-            How many were sent a message.
+        num_asked : int, optional
+            How many were sent a message, those that have answered included.
         """
         if now_s < self._logged_s + _AGAIN_S:
             return
@@ -69,11 +73,9 @@ class WaitLog:
             left_s = max(0.0, until_s - now_s)
             clock = time.strftime("%H:%M:%S", time.localtime(self._wall_clock() + left_s))
             end = f", until {clock} at the latest"
-        self._logger.info(
-            "waiting for %s for %.0f min: %d of %d have answered%s",
-            ", ".join(names) + more,
-            (now_s - self._begin_s) / 60,
-            num_asked - len(nodes),
-            num_asked,
-            end,
-        )
+        answered = ""
+        if num_asked is not None:
+            answered = f": {num_asked - len(nodes)} of {num_asked} have answered"
+        waited_min = (now_s - self._begin_s) / 60
+        who = ", ".join(names) + more
+        self._logger.info("waiting for %s for %.0f min%s%s", who, waited_min, answered, end)

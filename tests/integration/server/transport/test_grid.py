@@ -568,6 +568,18 @@ def test_who_is_waited_for_is_logged_now_and_then(
     until(lambda: [line for line in said if line.startswith("waiting for a for 0 min: 1 of 2 ")])
     gate.open.set()
     assert [exchange.failure for exchange in pending.result()] == [None, None]
+    hold = Gate()
+    fleet.run("c", echo_app(hold))
+    fleet.grid.dispatch(to("b", "c"), LONG_S)
+    assert ended(fleet, 1)[0].node_id == node_id_of("b")
+
+    def waits_for_c() -> bool:
+        assert fleet.grid.next_ended(0.2) == []
+        return any(line.startswith("waiting for c for 0 min, until ") for line in said)
+
+    until(waits_for_c)
+    hold.open.set()
+    assert ended(fleet, 1)[0].failure is None
 
 
 def test_an_expired_message_no_longer_makes_its_client_busy(fleet: Fleet) -> None:
