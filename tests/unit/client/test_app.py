@@ -185,6 +185,15 @@ def test_query_reply():
     assert named.content[protocol.CLIENT_INFO][protocol.NAME] == "pump-17"
 
 
+def test_what_is_loaded_once_is_loaded_by_the_query(monkeypatch):
+    """Else the first round trip would take longer, and be learned as the client's speed."""
+    own = context({"name": "cold"}, seed=99)
+    app(request("query"), own)
+    for name in ("load_data", "create_model", "build_partition"):
+        monkeypatch.setattr(f"flower_scheduling.client.app.{name}", None)
+    assert app(request(), own).content[protocol.METRICS][protocol.NUM_EXAMPLES] > 0
+
+
 def test_requests_and_replies_share_no_records():
     message = request()
     before = message.content[protocol.ARRAYS]["weight"].data
