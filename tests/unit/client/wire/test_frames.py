@@ -56,6 +56,13 @@ def test_a_frame_comes_back_as_it_was(frame: wire.Frame) -> None:
     assert type(again) is type(frame)
 
 
+@given(st.text(max_size=20), st.lists(st.text(max_size=20), max_size=3))
+def test_headers_are_json_whatever_stands_in_them(text: str, texts: list[str]) -> None:
+    header = wire.encode(wire.Work(text, texts, 7))[wire.PREFIX_BYTES :]
+    expected = {"message_id": text, "acks": texts, "max_reply_bytes": 7}
+    assert header == json.dumps(expected, separators=(",", ":")).encode()
+
+
 def test_every_kind_has_a_frame() -> None:
     assert {wire.encode(frame)[0] for frame in FRAMES} == set(wire.Kind)
 
