@@ -10,6 +10,11 @@ _PROJECT: Final = """
 [project]
 name = "an-app"
 version = "1.0.0"
+license = "Apache-2.0"
+description = ""
+
+[tool.flwr.app]
+publisher = "somebody"
 
 [tool.flwr.app.components]
 serverapp = "{name}.server_app:app"

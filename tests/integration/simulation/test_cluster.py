@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paths import ROOT
+from ray_nodes import two_ray_nodes
 from waiting import until
 
 from flower_scheduling.errors import ClusterError, ConfigError
@@ -80,14 +81,8 @@ def dask_nodes(folder: Path) -> Iterator[str]:
 @contextmanager
 def ray_nodes(folder: Path) -> Iterator[str]:
     """Run a cluster of two nodes; yield the address of its head."""
-    from ray.cluster_utils import Cluster as RayCluster
-
-    cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        cluster.add_node(num_cpus=1)
-        yield f"ray:{cluster.address}"
-    finally:
-        cluster.shutdown()
+    with two_ray_nodes() as address:
+        yield f"ray:{address}"
 
 
 @pytest.mark.slow
