@@ -60,6 +60,10 @@ def demo(seed: int, run_dir: str | None, data_dir: str | None, processes: int) -
 
     png, svg = draw_accuracy(results, folder / "figures")
     print_outcome(results, console)
-    see = [*program_name().split(), "watch", results[-1].config.run_dir]
-    for what, text in (("figure", f"{png} (and {svg.suffix})"), ("page", shlex.join(see))):
+    program = program_name().split()
+    for what, text in (
+        ("figure", f"{png} (and {svg.suffix})"),
+        ("report", shlex.join([*program, "report", str(folder)])),
+        ("page", shlex.join([*program, "watch", results[-1].config.run_dir])),
+    ):
         console.print(f"{what:7} {text}", highlight=False, markup=False, soft_wrap=True)

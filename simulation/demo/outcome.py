@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ..engine.runner import SimulationResult
-from ..wording import percent, seconds
+from ..time_to_target import TimeToTarget, saving_sentence
 from .race import Lane, screen
 
 
@@ -37,31 +37,13 @@ def print_outcome(results: Sequence[SimulationResult], console: Console) -> None
 
 def sentence(results: Sequence[SimulationResult]) -> str:
     """Return what the last of some runs, and those before it, saved against the first."""
-    target = percent(results[0].config.target_accuracy)
-    base, *others, best = results
-    base_s, best_s = (each.summary["target_time_s"] for each in (base, best))
-    name = best.config.label
-    if best_s is None:
-        return (
-            f"{name} did not reach {target} test accuracy in {best.summary['rounds']:,} rounds: "
-            "this run does not show what it saves."
+    runs = [
+        TimeToTarget(
+            result.config.label,
+            result.summary["rounds"],
+            result.summary["time_s"],
+            result.summary["target_time_s"],
         )
-    reached = base_s is not None
-    spent_s = base_s if reached else base.summary["time_s"]
-    text = (
-        f"{name} reached {target} test accuracy in {seconds(best_s)}, {base.config.label} "
-        f"{'in' if reached else 'not even in'} {seconds(spent_s)}: "
-        f"{_difference(best_s, spent_s, exact=reached)}"
-    )
-    for other in others:
-        if (other_s := other.summary["target_time_s"]) is not None:
-            saved = _difference(other_s, spent_s, exact=reached)
-            text += f"; {other.config.label} in {seconds(other_s)}: {saved}"
-    return f"{text}."
-
-
-def _difference(own_s: float, base_s: float, *, exact: bool) -> str:
-    share = 1 - own_s / base_s
-    if share < 0:
-        return f"{percent(-share)} more" if exact else "no saving that this run can tell"
-    return f"{'' if exact else 'at least '}{percent(share)} saved"
+        for result in results
+    ]
+    return saving_sentence(runs, results[0].config.target_accuracy)

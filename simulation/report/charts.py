@@ -127,8 +127,8 @@ def _accuracy(stats: RunStatistics, target: float | None) -> ReportFigure:
         title,
         f"Test accuracy of the model on the server, {len(stats.evaluations):,} evaluations.{aim}",
         [
-            _picture(draw(rounds, "round"), f"Test accuracy by round: {alt}."),
-            _picture(
+            draw_picture(draw(rounds, "round"), f"Test accuracy by round: {alt}."),
+            draw_picture(
                 draw(times_s, "time since the start [s]"),
                 f"Test accuracy by time: {alt}, after {seconds(last[1])}.",
             ),
@@ -194,7 +194,7 @@ def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
         "How long the rounds took",
         f"{how} {line}",
         [
-            _picture(
+            draw_picture(
                 draw,
                 f"Length of the rounds: half of them within {seconds(middle)}, the longest "
                 f"{seconds(longest)}, against {deadline}.",
@@ -252,14 +252,14 @@ def _failures(stats: RunStatistics) -> list[ReportFigure]:
             f"{total:,} of {asked:,} requests brought no update: first their share over the run, "
             f"by what went wrong; then {which}, the one with most on top.",
             [
-                _picture(
+                draw_picture(
                     over_time,
                     f"Failed requests over the rounds: {percent(total / asked)} of all, most "
                     f"often {next(iter(counts))}.",
                     legend=True,
                     grid="y",
                 ),
-                _picture(
+                draw_picture(
                     by_client,
                     f"Failed requests by client: most of {names[0]}, {most.failures.total():,} of "
                     f"its {most.selections:,}.",
@@ -303,13 +303,13 @@ def _stragglers(stats: RunStatistics) -> ReportFigure:
         f"{which}Time lost: by how much the client made its rounds longer than the others in them "
         f"needed. In all rounds together {seconds(stats.lost_s)} of {seconds(total_s)} were lost.",
         [
-            _picture(
+            draw_picture(
                 lost,
                 f"Time lost by client: most to {names[0]}, {seconds(first.lost_s)}; the last "
                 f"shown is {names[-1]}, {seconds(worst[-1].lost_s)}.",
                 rows=len(worst),
             ),
-            _picture(
+            draw_picture(
                 often,
                 "How often each was the slowest of its round: "
                 f"{names[0]} in {first.slowest:,} of {first.selections:,} rounds.",
@@ -379,7 +379,7 @@ def _shares(stats: RunStatistics) -> ReportFigure:
         "How often each client took part" + (", against its floor" if some else ""),
         "Share of the rounds for which a client was selected, of those in which it belonged to "
         f"the fleet.{mark} {kept}",
-        [_picture(draw, alt, rows=0 if many else len(clients), legend=True)],
+        [draw_picture(draw, alt, rows=0 if many else len(clients), legend=True)],
     )
 
 
@@ -433,7 +433,7 @@ def _heat(stats: RunStatistics) -> ReportFigure:
         f"{rows_are}, the fastest on top, those that never answered at the bottom. Blank: not "
         "joined yet.",
         [
-            _picture(
+            draw_picture(
                 draw,
                 f"Selections over the rounds. {'Of' if single else 'In the group of'} the fastest "
                 f"{percent(first)} of the rounds, {'of' if single else 'in the group of'} the "
@@ -501,7 +501,7 @@ def _round_trips(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
         f"{which}Bars end at the median round trip of a client; 80 % of its round trips lie within "
         f"the thin line, a tenth below it and a tenth above.{split}{profile}",
         [
-            _picture(
+            draw_picture(
                 draw,
                 f"Round trips: the slowest client is {names[0]}, median {seconds(medians[0])}; the "
                 f"fastest {names[-1]}, {seconds(medians[-1])}; the deadline {seconds(tau_max_s)}.",
@@ -543,7 +543,7 @@ def _profile(clients: Sequence[ClientStatistics], tau_max_s: float) -> Picture:
         axes.set(xlabel="clients by their median, the fastest first", ylabel="round trip [s]")
 
     quarter, half, most = (seconds(float(np.quantile(middle, q))) for q in (0.25, 0.5, 0.75))
-    return _picture(
+    return draw_picture(
         draw,
         f"Round trips of all {len(clients):,} clients: a quarter of the medians are within "
         f"{quarter}, half within {half}, three quarters within {most}.",
@@ -554,7 +554,7 @@ def _profile(clients: Sequence[ClientStatistics], tau_max_s: float) -> Picture:
 # --- drawing --------------------------------------------------------------------------------------
 
 
-def _picture(
+def draw_picture(
     draw: Callable[[Axes], None],
     alt: str,
     *,

@@ -42,7 +42,12 @@ class _Row:
 
 
 def report_page(
-    run: RecordedRun, savings: SavingsEstimate, stats: RunStatistics, *, command: str
+    run: RecordedRun,
+    savings: SavingsEstimate,
+    stats: RunStatistics,
+    to_target: str | None,
+    *,
+    command: str,
 ) -> str:
     """Return the report of a run, one file that needs no network.
 
@@ -54,6 +59,9 @@ def report_page(
         What scheduling saved.
     stats : RunStatistics
         The run in numbers.
+    to_target : str or None
+        What it saved by the time to an accuracy, in a sentence, if there is a run at random beside
+        it.
     command : str
         The command that makes this report.
     """
@@ -64,7 +72,8 @@ def report_page(
         title=f"What scheduling saved: {plain(run.path.resolve().name)}",
         mark=MARK,
         savings=savings,
-        tied=_tied,
+        to_target=to_target,
+        tied=tied,
         state=_state(run, stats),
         numbers=_numbers(run, stats),
         figures=draw_all(stats, tau_max_s=_deadline_s(run, stats), target=target),
@@ -200,7 +209,7 @@ def _accuracy(stats: RunStatistics) -> str:
     return text
 
 
-def _tied(text: str) -> str:
+def tied(text: str) -> str:
     """Keep numbers and their units on one line."""
     return re.sub(r"(?<=\d) (?=%|s\b)", "\N{NO-BREAK SPACE}", text)
 

@@ -65,6 +65,8 @@ class SavingsEstimate:
         Share of the other policy's selections in the replay that fell on clients hardly known.
     delivered : bool
         Whether any client ever delivered in time.
+    buffered : bool
+        Whether as many updates are compared, those of buffered steps, instead of as many rounds.
     """
 
     policy: str
@@ -80,6 +82,12 @@ class SavingsEstimate:
     caveats: tuple[str, ...]
     little_known: float = 0.0
     delivered: bool = True
+    buffered: bool = False
+
+    @property
+    def _unit(self) -> str:
+        """What is as many in both."""
+        return "updates" if self.buffered else "rounds"
 
     @property
     def resolved(self) -> bool:
@@ -107,11 +115,11 @@ class SavingsEstimate:
             took = f"Random selection took {seconds(self.recorded_s)}."
             other = f"Scheduling with {self.other}"
         if {percent(self.saved_share.low), percent(self.saved_share.high)} == {percent(0.0)}:
-            return f"{took} {other} would have taken just as long."
+            return f"{took} {other} would have taken just as long for as many {self._unit}."
         low, high = self.other_s.low, self.other_s.high
         if self.again_s and self._differs(self.again_s):
             took = took[:-1] + f", and {seconds(self.again_s.mean)} on average when replayed."
-        part = ""
+        part = f" for as many {self._unit}"
         if self.num_rounds < self.of_rounds:
             part = f" for the first {self.num_rounds:,} of {self.of_rounds:,} rounds"
         if self.vague:
@@ -229,6 +237,7 @@ def estimate_savings(
         caveats=(*_caveats(record, found, whole=whole), *notes),
         little_known=others.little_known,
         delivered=any(np.isfinite(values).any() for values in record.samples_s),
+        buffered=record.buffered,
     )
 
 

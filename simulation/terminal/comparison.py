@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..engine.runner import SimulationResult
+from ..time_to_target import TimeToTarget, ranking_sentence, times_as_long
 from ..wording import seconds
 
 
@@ -24,36 +25,23 @@ def comparison(results: Sequence[SimulationResult]) -> str:
     (first_s, first), *others = spent
     return (
         f"{first} took the least time for {rounds.pop()} rounds, {seconds(first_s)}; "
-        f"{_times(others, first_s)}."
+        f"{times_as_long(others, first_s)}."
     )
 
 
 def _to_target(results: Sequence[SimulationResult], target: float) -> str:
-    reached = sorted(
-        (result.summary["target_time_s"], result.config.strategy)
+    runs = [
+        TimeToTarget(
+            result.config.strategy,
+            result.summary["rounds"],
+            result.summary["time_s"],
+            result.summary["target_time_s"],
+        )
         for result in results
-        if result.summary["target_time_s"] is not None
-    )
-    missed = [each for each in results if each.summary["target_time_s"] is None]
-    if not reached:
-        best = max(missed, key=lambda each: each.summary["accuracy"] or 0.0)
+    ]
+    if all(run.reached_s is None for run in runs):
+        best = max(results, key=lambda each: each.summary["accuracy"] or 0.0)
         accuracy = best.summary["accuracy"]
         came = "" if accuracy is None else f"; {best.config.strategy} came to {accuracy:.1%}"
         return f"{target:.1%} test accuracy: not reached by any of {len(results)}{came}."
-    (first_s, first), *others = reached
-    text = f"{first} reached {target:.1%} test accuracy first, after {seconds(first_s)}"
-    if others:
-        text += f"; {_times(others, first_s)}"
-    if missed:
-        names = ", ".join(each.config.strategy for each in missed)
-        most = max(each.summary["rounds"] for each in missed)
-        text += f"; not reached by {len(missed)} of {len(results)} in {most} rounds: {names}"
-    return f"{text}."
-
-
-def _times(others: Sequence[tuple[float, str]], first_s: float) -> str:
-    """Return how many times as long others took, the nearest first."""
-    ratios = [(f"{time_s / max(first_s, 1e-9):.2f}", name) for time_s, name in others]
-    (ratio, name), *more = ratios
-    text = f"{name} took {ratio} times as long"
-    return text + "".join(f", {name} {ratio}" for ratio, name in more)
+    return ranking_sentence(runs, target)

@@ -30,9 +30,9 @@ def print_tables(
     folders = {Path(result.config.run_dir) for result in results}
     where = next(iter(folders)) if len(folders) == 1 else next(iter(folders)).parent
     console.print(f"results  {where}", highlight=False, markup=False, soft_wrap=True)
-    if len(folders) == 1:
-        see = f"{program_name()} watch {shlex.quote(str(where))}"
-        console.print(f"page     {see}", highlight=False, markup=False, soft_wrap=True)
+    for what, command in (("page", "watch"), ("report", "report")):
+        text = f"{what:8} {program_name()} {command} {shlex.quote(str(where))}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     for figure in figures:
         console.print(f"figure   {figure}", highlight=False, markup=False, soft_wrap=True)
 
