@@ -13,6 +13,7 @@ EXTRAS: Final = {
     "learning": ("torch", "torchvision"),
     "partitioners": ("datasets", "flwr_datasets"),
     "page": ("prometheus_client", "starlette", "uvicorn"),
+    "app-simulation": ("jinja2", "matplotlib", "scipy"),
     "simulation": ("jinja2", "matplotlib", "scipy", "torch", "torchvision"),
     "zstd": ("zstandard",),
 }

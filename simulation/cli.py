@@ -73,6 +73,12 @@ _COMMANDS = {
 }
 
 
+# Commands that may need less than the extra simulation: nothing, no training, what the app needs.
+_NO_EXTRA = ("watch",)
+_WITHOUT_TRAINING = ("replay", "report")
+_BY_APP = ("compare",)
+
+
 class _Commands(HelpfulGroup):
     """The commands of this module, and those of others."""
 
@@ -144,7 +150,9 @@ def cli(
     scenario, until a stated accuracy, or with --app FOLDER any other Flower app
     (docs/how-to/simulate-your-app.md).
     """
-    if context.invoked_subcommand != "watch":  # it draws and computes nothing
+    if context.invoked_subcommand in _WITHOUT_TRAINING:
+        require_extra(str(context.invoked_subcommand), "app-simulation")
+    elif context.invoked_subcommand not in (None, *_NO_EXTRA, *_BY_APP):
         require_extra("the simulation", "simulation")
     if context.invoked_subcommand is not None:
         misplaced = [*given_settings(flags), *(["json"] if as_json else [])]
@@ -153,6 +161,8 @@ def cli(
         if misplaced:
             raise click.UsageError(f"--{misplaced[0]} belongs behind {context.invoked_subcommand}")
         return
+    given = given_settings(flags)
+    _require_extra(names_app(given) if resume is None else is_app_run(resume))
     if resume is not None:
         config = _resume(resume, given_settings(flags))
         with _page(resume, page):
@@ -200,6 +210,7 @@ def compare(
     """
     if paper and strategies:
         raise click.UsageError("--paper names the policies by itself: leave out --strategy")
+    _require_extra(names_app(given_settings(flags)))
     config = _resolve(flags)
     default = (_OF_THE_PAPER if paper else _COMPARED)[config.scenario]
     if isinstance(config, AppConfig):
@@ -213,6 +224,11 @@ def compare(
     ]
     _warn_of_idle(flags, names)
     _run(configs, base, as_json, processes=processes)
+
+
+def _require_extra(of_app: bool) -> None:
+    """Refuse to simulate without what it takes: an app brings what it learns with."""
+    require_extra("the simulation", "app-simulation" if of_app else "simulation")
 
 
 def _warn_of_idle(flags: dict[str, Any], policies: list[str]) -> None:

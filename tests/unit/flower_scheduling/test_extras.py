@@ -138,6 +138,14 @@ def test_extras_are_named_alike_everywhere() -> None:
         ),
         (simulation_main, "", "matplotlib", "the simulation needs {}[simulation], matplotlib is"),
         (simulation_main, "paper", "scipy", "the simulation needs {}[simulation], scipy is"),
+        (simulation_main, "report run", "jinja2", "report needs {}[app-simulation], jinja2 is"),
+        (
+            simulation_main,
+            "compare --app run",
+            "scipy",
+            "the simulation needs {}[app-simulation], scipy is",
+        ),
+        (simulation_main, "compare", "torch", "the simulation needs {}[simulation], torch is"),
         (simulation_main, "--page", "uvicorn", "--page needs {}[page], uvicorn is"),
         (simulation_main, "watch run", "starlette", "the page needs {}[page], starlette is"),
     ],
@@ -163,6 +171,22 @@ def test_a_missing_part_is_one_line_before_any_work(
     expected = line.format("flower-client-scheduling")
     assert told[-1].startswith(f"error: {expected} not installed: pip install ")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("arguments", ["--app {}", "compare --app {}", "report {}", "replay {}"])
+def test_other_apps_need_no_torch(
+    arguments: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        "flower_scheduling.extras.find_spec",
+        lambda name: None if name.startswith("torch") else SimpleNamespace(),
+    )
+    assert simulation_main(arguments.format(tmp_path).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"= {str(tmp_path)!r}: " in line, "the empty folder is what is refused"
 
 
 def test_programs_start_without_the_extras() -> None:
