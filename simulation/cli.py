@@ -76,7 +76,7 @@ _COMMANDS = {
 # Commands that may need less than the extra simulation: nothing, no training, what the app needs.
 _NO_EXTRA = ("watch",)
 _WITHOUT_TRAINING = ("replay", "report")
-_BY_APP = ("compare",)
+_BY_APP = ("benchmark", "compare", "league")
 
 
 class _Commands(HelpfulGroup):
@@ -164,7 +164,7 @@ def cli(
     given = given_settings(flags)
     _require_extra(names_app(given) if resume is None else is_app_run(resume))
     if resume is not None:
-        config = _resume(resume, given_settings(flags))
+        config = _resume(resume, given)
         with _page(resume, page):
             _run([config], resume, as_json, resume=True)
         return

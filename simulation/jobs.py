@@ -147,6 +147,7 @@ def run_jobs(
     num_processes: int,
     on_done: Callable[[Job, bool], None] = lambda job, computed: None,
     compute: Callable[[Sequence[Job]], Iterator[tuple[Job, Arrays]]] | None = None,
+    apart: bool = False,
 ) -> dict[str, Arrays]:
     """Return the results of jobs, computing those that are not in the folder yet.
 
@@ -165,6 +166,9 @@ def run_jobs(
         Called with each job and whether it had to be computed.
     compute : callable, optional
         Yields jobs and their results instead of processes here, for one :meth:`.Cluster.compute`.
+    apart : bool
+        Whether each job has a process of its own, so that nothing of one, such as what an app keeps
+        in its modules, is left for the next.
 
     Returns
     -------
@@ -188,29 +192,40 @@ def run_jobs(
             on_done(job, False)
     if missing:
         missing.sort(key=lambda job: -job.cost_s)  # the longest first: workers end together
-        for job, result in (compute or partial(_compute_here, num_processes))(missing):
+        for job, result in (compute or partial(_compute_here, num_processes, apart))(missing):
             _keep(result, job.path(folder))
             results[job.name] = result
             on_done(job, True)
     return {name: found for name, found in results.items() if found is not None}
 
 
-def _compute_here(num_processes: int, jobs: Sequence[Job]) -> Iterator[tuple[Job, Arrays]]:
+def _compute_here(
+    num_processes: int, apart: bool, jobs: Sequence[Job]
+) -> Iterator[tuple[Job, Arrays]]:
     """Yield jobs and their results, computed in processes of this machine."""
     for variable in _ONE_THREAD:  # the processes inherit it, before they load numpy
         os.environ.setdefault(variable, "1")
     pool = ProcessPoolExecutor(
-        min(num_processes, len(jobs)), mp_context=get_context("spawn"), initializer=_init_worker
+        min(num_processes, len(jobs)),
+        mp_context=get_context("spawn"),
+        initializer=_init_worker,
+        max_tasks_per_child=1 if apart else None,
     )
+    waiting: dict[Future[Arrays], Job] = {}
     try:
-        waiting: dict[Future[Arrays], Job] = {pool.submit(_compute, job): job for job in jobs}
+        waiting |= {pool.submit(_compute, job): job for job in jobs}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
         pool.shutdown()
     except BaseException as error:
-        pool.shutdown(wait=False, cancel_futures=True)
+        if not apart:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for future in waiting:
+            future.cancel()
         for process in active_children():
             process.terminate()
+        if apart:  # waited for: the pool's thread replaces processes for as long as it lives
+            pool.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             raise WorkerError from None
         raise

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
 
+from flower_scheduling.extras import require_extra
+from flower_scheduling.server.cli.options import given_settings, settings_options
 from flower_scheduling.server.settings.run import ServerConfig
 
 from ..cluster import Cluster
+from ..engine.apps.settings import AppConfig
 from ..program import cluster_option, processes_option, strategies_option
 from ..terminal.job_progress import fetch_data, run_shown
+from . import app_track, training_track
 from . import results as report
-from . import training_track
 from .scenario import Scenario, suite
 from .tasks import eligible_policies, jobs_of, results_of
 
 _QUICK_SEEDS: Final = 10
+_app_options = settings_options(
+    AppConfig,
+    lambda key, default: str(default),
+    without=AppConfig.settings().keys() - app_track.SETTINGS,
+)
 
 
 @click.command("league", short_help="Benchmark policies against a clairvoyant oracle.")
@@ -47,16 +55,17 @@ _QUICK_SEEDS: Final = 10
 @click.option(
     "--mode",
     type=click.Choice(["rounds", "buffered"]),
-    help="With --training: of one mode alone. Default: both.",
+    help="With --training: of one mode alone. Default: both. With --app: in place of the app's.",
 )
 @click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds: wide intervals.")
 @click.option("--seeds", type=click.IntRange(min=2), help="Instead of the scenarios' own numbers.")
 @click.option(
     "--first-seed",
     type=click.IntRange(min=0),
-    help="With --training: seeds from this one on, which no constant has seen. Default: 0.",
+    help="With --training or --app: seeds from this one on. Default: 0.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/league).")
+@_app_options
 @processes_option
 @cluster_option
 def benchmark(
@@ -71,12 +80,33 @@ def benchmark(
     out: Path | None,
     processes: int,
     cluster: Cluster | None,
+    **flags: Any,
 ) -> None:
     """Benchmark scheduling policies against a clairvoyant oracle, scenario by scenario.
+
+    With --app FOLDER it is another Flower app that is run, once for each policy and seed, and what
+    counts are the seconds to --target-accuracy.
 
     What was computed is kept: an interrupted run goes on, and another policy computes only itself.
     """
     out = out or Path("runs") / ("league-quick" if quick else "league")
+    given = given_settings(flags)
+    require_extra("the simulation", "app-simulation" if given else "simulation")
+    if given:
+        if "app" not in given:
+            raise click.UsageError(f"--{next(iter(given))} is for --app FOLDER, the app to run")
+        for flag, unfit in (
+            ("--scenario", names),
+            ("--training", training),
+            ("--task", tasks),
+            ("--cluster", cluster),  # whose workers need not have the app
+        ):
+            if unfit:
+                raise click.UsageError(f"{flag} is not for --app: leave it out")
+        first = first_seed or 0
+        chosen_seeds = range(first, first + (seeds or _QUICK_SEEDS))
+        _run_app(app_track.settings_of(given, mode), strategies, chosen_seeds, out, processes)
+        return
     if training:
         if names:
             raise click.UsageError("--training has data of its own: leave out --scenario")
@@ -90,8 +120,9 @@ def benchmark(
         ("--first-seed", first_seed is not None),
     ):
         if given:
+            needed = "--training" if flag == "--task" else "--training or --app"
             raise click.UsageError(
-                f"{flag} needs --training: what is compared here is time in rounds"
+                f"{flag} needs {needed}: what is compared here is time in rounds"
             )
     scenarios = [Scenario.load(name) for name in dict.fromkeys(names or suite())]
     stems = [each.name for each in scenarios]
@@ -112,6 +143,28 @@ def benchmark(
         console.print(f"written  {path}", highlight=False, markup=False, soft_wrap=True)
 
 
+def _run_app(
+    settings: Mapping[str, Any],
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    processes: int,
+) -> None:
+    policies = policies or app_track.POLICIES
+    jobs = app_track.jobs_of(settings, policies, seeds)
+    results = run_shown(jobs, out, processes, apart=True)
+    found = app_track.rows(settings, policies, seeds, results)
+    _show(found, out / "app.json")
+
+
+def _show(found: list[dict[str, Any]], path: Path) -> None:
+    """Print a table of seconds to an accuracy, and write it."""
+    console = Console()
+    console.print(training_track.table(found))
+    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    console.print(f"written  {path}", highlight=False, markup=False, soft_wrap=True)
+
+
 def _train(
     tasks: Sequence[str],
     policies: Sequence[str],
@@ -128,12 +181,7 @@ def _train(
     chosen = tasks or list(training_track.TASKS)
     jobs = training_track.jobs_of(chosen, wanted, seeds)
     results = run_shown(jobs, out, processes, cluster)
-    found = training_track.rows(chosen, wanted, seeds, results)
-    console = Console()
-    console.print(training_track.table(found))
-    path = out / "training.json"
-    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    console.print(f"written  {path}", highlight=False, markup=False, soft_wrap=True)
+    _show(training_track.rows(chosen, wanted, seeds, results), out / "training.json")
 
 
 def _chosen(scenario: Scenario, wanted: Sequence[str], *, asked: bool) -> list[str]:

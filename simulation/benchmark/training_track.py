@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # every time.
 LINEAR_PROGRAM: Final = "linear-program"
 _JOB_S: Final = 12.0
+_SHORT_S: Final = 10.0  # below, two decimals
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,47 +196,61 @@ def rows(
     others would flatter it. ``slowest_quarter`` is the accuracy of the model with which a run
     ended on the data of the slowest quarter of the clients, the mean of theirs.
     """
-    found = []
-    for task, each in ((t, c) for t in tasks for c in contestants if _eligible(t, c)):
-        runs = [results[_stem(task, each, seed)] for seed in seeds]
-        seconds = np.array([float(run["seconds"]) for run in runs])
-        rounds = np.array([float(run["rounds"]) for run in runs])
-        reached = int(np.isfinite(seconds).sum())
-        whole = estimate(seconds) if reached == len(seeds) else None
-        found.append(
-            {
-                "course": task,  # the key of files written before
-                "policy": each.name,
-                "target": TASKS[task].target,
-                "reached": reached,
-                "runs": len(seeds),
-                "seconds": whole and round(whole.mean, 1),
-                "low": whole and round(whole.low, 1),
-                "high": whole and round(whole.high, 1),
-                "rounds": whole and round(float(rounds.mean()), 1),
-                "best_accuracy": round(float(np.mean([run["best"] for run in runs])), 4),
-                "slowest_quarter": round(float(np.mean([run["slowest"] for run in runs])), 4),
-            }
+    return [
+        row_of(
+            task,
+            each.name,
+            TASKS[task].target,
+            [results[_stem(task, each, seed)] for seed in seeds],
         )
+        for task in tasks
+        for each in contestants
+        if _eligible(task, each)
+    ]
+
+
+def row_of(task: str, policy: str, target: float, runs: Sequence[Arrays]) -> dict[str, Any]:
+    """Return the row of a task and policy, from the results of its runs, one per seed."""
+    seconds = np.array([float(run["seconds"]) for run in runs])
+    rounds = np.array([float(run["rounds"]) for run in runs])
+    reached = int(np.isfinite(seconds).sum())
+    whole = estimate(seconds) if reached == len(runs) else None
+    digits = 1 if whole and whole.mean >= _SHORT_S else 3
+    found = {
+        "course": task,  # the key of files written before
+        "policy": policy,
+        "target": target,
+        "reached": reached,
+        "runs": len(runs),
+        "seconds": whole and round(whole.mean, digits),
+        "low": whole and round(whole.low, digits),
+        "high": whole and round(whole.high, digits),
+        "rounds": whole and round(float(rounds.mean()), 1),
+        "best_accuracy": round(float(np.mean([run["best"] for run in runs])), 4),
+    }
+    if all("slowest" in run for run in runs):
+        slowest = float(np.mean([run["slowest"] for run in runs]))
+        found["slowest_quarter"] = round(slowest, 4)
     return found
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
     """Return the rows as a table for the terminal, a section per task."""
-    shown = Table(
-        title="Seconds to an accuracy",
-        caption="slowest: accuracy then on the data of the slowest quarter of the clients",
-    )
+    slowest = any("slowest_quarter" in row for row in found)
+    caption = "slowest: accuracy then on the data of the slowest quarter of the clients"
+    shown = Table(title="Seconds to an accuracy", caption=caption if slowest else None)
     shown.add_column("policy", no_wrap=True)
     shown.add_column("seconds (95 %)", justify="right")
-    shown.add_column("slowest", justify="right")
+    if slowest:
+        shown.add_column("slowest", justify="right")
     last = None
     for row in found:
         if row["course"] != last:
             last = row["course"]
             shown.add_section()
             shown.add_row(f"[bold]{last}[/], to {row['target']:.0%}")
-        shown.add_row(f"  {escape(row['policy'])}", _cell(row), _slowest(row))
+        cells = [_cell(row), *([_slowest(row)] if slowest else [])]
+        shown.add_row(f"  {escape(row['policy'])}", *cells)
     return shown
 
 
@@ -258,7 +273,8 @@ def _cell(row: Mapping[str, Any] | None) -> str:
         return ""
     if row["seconds"] is None:
         return f"{row['reached']} of {row['runs']} runs"
-    return f"{row['seconds']:.0f} ({row['low']:.0f} to {row['high']:.0f})"
+    spec = ".0f" if row["seconds"] >= _SHORT_S else ".2f"
+    return f"{row['seconds']:{spec}} ({row['low']:{spec}} to {row['high']:{spec}})"
 
 
 def _slowest(row: Mapping[str, Any] | None) -> str:

@@ -29,9 +29,17 @@ def fetch_data() -> None:
 
 
 def run_shown(
-    jobs: Sequence[Job], out: Path, num_processes: int, cluster: Cluster | None = None
+    jobs: Sequence[Job],
+    out: Path,
+    num_processes: int,
+    cluster: Cluster | None = None,
+    *,
+    apart: bool = False,
 ) -> dict[str, Arrays]:
-    """Run jobs with their progress on standard error; their files are in ``out/jobs``."""
+    """Run jobs with their progress on standard error; their files are in ``out/jobs``.
+
+    ``apart`` is that of :func:`.run_jobs`.
+    """
     with stoppable(), JobProgress(Console(stderr=True), jobs) as progress:
         return run_jobs(
             jobs,
@@ -39,6 +47,7 @@ def run_shown(
             num_processes=num_processes,
             on_done=progress.update,
             compute=cluster.compute if cluster else None,
+            apart=apart,
         )
 
 
