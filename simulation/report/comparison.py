@@ -201,17 +201,13 @@ def _row(found: Comparison, index: int, best_s: float | None) -> dict[str, Any]:
         if found.times:
             cells.append(_share(found.saved_to_target(index)))
         text = _share(None if in_rounds is None else in_rounds[0])
-        cells.append(text if in_rounds is None else f"{text} in {in_rounds[1]:,}")
+        cells.append(text if in_rounds is None else f"{text}, {in_rounds[1]:,} rounds")
     best = reached_s is not None and reached_s == best_s and len(found.runs) > 1
     return {"name": plain(each.name), "cells": cells, "best": best}
 
 
 def _share(share: float | None) -> str:
-    return "–" if share is None else f"{percent(share)} saved" if share >= 0 else _more(share)
-
-
-def _more(share: float) -> str:
-    return f"{percent(-share)} more"
+    return "–" if share is None else percent(share)
 
 
 # --- figures --------------------------------------------------------------------------------------

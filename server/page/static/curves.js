@@ -122,7 +122,7 @@ const Curves = (() => {
       const goal = target ? { markLine: { lineStyle: { color: Palette.of("target"), width: 1.5 }, label: { formatter: "target", position: "insideEndTop" }, data: [{ yAxis: target }] } } : {};
       const colour = Palette.of("ours"), raw = Charts.pairs(on(a), a.accuracy), known = choice.smooth > 0;
       return {
-        xAxis, yAxis: { type: "value", name: "accuracy", nameGap: 40, scale: true, ...(target ? { max: (v) => Math.max(v.max, Math.min(1, target * 1.02)) } : {}) },
+        xAxis, yAxis: { type: "value", name: "accuracy", nameGap: 40, scale: true, ...(target ? { max: (v) => Math.max(v.max, Math.min(1, target * 1.02)), axisLabel: { showMaxLabel: false } } : {}) },
         series: [
           Charts.line(known ? "as measured" : "accuracy", raw, { ...goal, lineStyle: { color: colour, width: known ? 1 : 2.5, opacity: known ? 0.35 : 1 }, itemStyle: { color: colour, opacity: known ? 0.35 : 1 } }),
           ...(known ? [Charts.line("smoothed", Charts.pairs(on(a), smoothed(a.accuracy, choice.smooth)), { showSymbol: false, lineStyle: { color: colour, width: 2.5 }, itemStyle: { color: colour } })] : []),
