@@ -177,7 +177,10 @@ def draw(data: dict[str, Any]) -> Figure:
             accuracy.plot(reached, data["target_accuracy"], "o", color=colour, markersize=5)
         rounds = range(1, len(run["round_s"]) + 1)
         length.plot(rounds, sorted(run["round_s"]), **style)
-    accuracy.set(ylim=(0, 1), xlabel="time [s]", ylabel="test accuracy", xlim=(0, None))
+    # Longer than the rounds together by the evaluations between them.
+    seconds = "time since the start, with evaluation [s]"
+    accuracy.set(ylim=(0, 1), xlabel=seconds, ylabel="test accuracy", xlim=(0, None))
+    plots.as_shares(accuracy)
     plots.mark(accuracy, data["target_accuracy"], "target")
     accuracy.annotate(
         f"{data['target_accuracy']:.0%}", (0, data["target_accuracy"]), (3, 3),
