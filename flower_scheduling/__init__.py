@@ -26,7 +26,12 @@ if TYPE_CHECKING:
         build_policy,
         register,
     )
-    from .strategies.flower import RoundRecord, ScheduledStrategy
+    from .strategies.flower import (
+        RoundRecord,
+        ScheduledServer,
+        ScheduledStrategy,
+        ScheduledWorkflow,
+    )
 
 _HOME = {
     "POLICIES": "strategies",
@@ -34,7 +39,9 @@ _HOME = {
     "RoundContext": "strategies",
     "RoundOutcome": "strategies",
     "RoundRecord": "strategies.flower",
+    "ScheduledServer": "strategies.flower",
     "ScheduledStrategy": "strategies.flower",
+    "ScheduledWorkflow": "strategies.flower",
     "SchedulingPolicy": "strategies",
     "build_policy": "strategies",
     "register": "strategies",
@@ -46,7 +53,9 @@ __all__ = [
     "RoundContext",
     "RoundOutcome",
     "RoundRecord",
+    "ScheduledServer",
     "ScheduledStrategy",
+    "ScheduledWorkflow",
     "SchedulingPolicy",
     "build_policy",
     "register",

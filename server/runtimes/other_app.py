@@ -26,7 +26,8 @@ PYPROJECT: Final = "pyproject.toml"
 """File of a Flower app's settings."""
 UNSCHEDULED: Final = (
     "%s trains without ScheduledStrategy: nothing is scheduled or recorded. Wrap its "
-    "strategy: ScheduledStrategy(strategy, num_selected=..., tau_max_s=...)"
+    "strategy: ScheduledStrategy(strategy, num_selected=..., tau_max_s=...); of Flower's old API "
+    "ScheduledServer(strategy, ...) or ScheduledWorkflow(workflow, ...)"
 )
 """Warning about an app whose strategy is not wrapped."""
 _FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -6,6 +6,8 @@ from .arm_table import Arm, ArmTable
 from .buffer.channel_grid import ChannelGrid
 from .following import Follower, RecordingOptions, StartedRun, followed_by, overriding
 from .grids import OwnGrid
+from .old_api.server import ScheduledServer
+from .old_api.workflow import ScheduledWorkflow
 from .rate_limited_log import RateLimitedLog
 from .record import (
     ArmResult,
@@ -43,7 +45,9 @@ __all__ = [
     "RecordingOptions",
     "RoundHook",
     "RoundRecord",
+    "ScheduledServer",
     "ScheduledStrategy",
+    "ScheduledWorkflow",
     "SpareExchange",
     "StartedRun",
     "TimedExchange",

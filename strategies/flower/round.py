@@ -35,7 +35,7 @@ from .record import ArmResult, RoundRecord
 from .replies import LARGEST_VALUE, ArraySpec
 from .reply_sorter import ODD, ReplySorter, SortedReplies
 from .round_deadline import RoundDeadline
-from .spares import SpareClients
+from .spares import Answers, SpareClients
 from .timed_grid import LOGGER, Exchange, TimedExchange
 from .updates.pieces import is_finite
 from .wrapped import WrappedStrategy
@@ -224,6 +224,7 @@ class TrainingRound(ModelStep):
         self._late_results: list[ArmResult] = []
         self._results: list[ArmResult] = []
         self._queue: FloatArray | None = None
+        self._tried = False  # whether it came to an aggregation
 
     def select(self) -> None:
         """Let the policy select the super arm of the arms that are available now."""
@@ -301,7 +302,12 @@ class TrainingRound(ModelStep):
         self.deadline_s = min(self.deadline_s, deadline_s)
         table, spares = parts.membership.table, parts.spares
         owed = parts.policy.owed() if spares.num_spare else ()
-        answers = spares.exchange(parts.timed, table, messages, self.deadline_s, owed)
+        return self.take(spares.exchange(parts.timed, table, messages, self.deadline_s, owed))
+
+    def take(self, answers: Answers) -> list[Message]:
+        """Return the replies that may be aggregated of messages that were sent by other means."""
+        parts = self._parts
+        table, spares = parts.membership.table, parts.spares
         exchanges = answers.exchanges
         self._late, self._late_rtt_s = answers.late, answers.late_rtt_s
         self.arms = [arm for arm in self.arms if arm not in set(answers.late)]
@@ -380,6 +386,8 @@ class TrainingRound(ModelStep):
         if self._selection is None:
             return
         parts = self._parts
+        if not self._tried and self.no_step is None:  # a start of the app's own gave it up
+            self.no_step = AGGREGATION if self._sorted.updates else NO_REPLIES
         self._results = parts.sorter.results(self._sorted)
         deadline = parts.deadline
         if deadline.is_found:
@@ -397,6 +405,7 @@ class TrainingRound(ModelStep):
         self, replies: list[Message], consume: bool
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found, quorum = self._sorted, self._parts.wrapped.quorum
+        self._tried = True
         if self.no_step is not None:
             return None, None
         if not found.updates:

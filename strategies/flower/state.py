@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from flower_scheduling._flwr_old import Strategy as OldStrategy
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.errors import ConfigError
 
@@ -29,7 +30,7 @@ _REPLACED: Final = frozenset(["current_arrays", "m_t", "v_t", "momentum_vector"]
 """Attributes of Flower's strategies whose arrays are replaced and never changed (flwr 1.42)."""
 
 
-def strategy_state(strategy: Strategy) -> dict[str, Any]:
+def strategy_state(strategy: Strategy | OldStrategy) -> dict[str, Any]:
     """Return the numbers, texts and arrays of a strategy and of those that it wraps.
 
     What is returned does not change when the strategy goes on: arrays are copies, but for those
@@ -51,7 +52,7 @@ def strategy_state(strategy: Strategy) -> dict[str, Any]:
     state: dict[str, Any] = {_CLASS: type(strategy).__name__}
     flowers = type(strategy).__module__.startswith("flwr.")
     for name, value in vars(strategy).items():
-        if isinstance(value, Strategy):
+        if isinstance(value, Strategy | OldStrategy):
             state[name] = strategy_state(value)
         elif not callable(value):
             copies = not (flowers and name in _REPLACED)
@@ -59,7 +60,7 @@ def strategy_state(strategy: Strategy) -> dict[str, Any]:
     return state
 
 
-def load_strategy_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
+def load_strategy_state(strategy: Strategy | OldStrategy, state: Mapping[str, Any]) -> None:
     """Give a strategy that was built anew what :func:`strategy_state` returned.
 
     Raises
@@ -79,7 +80,7 @@ def load_strategy_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
         )
     for name, value in state.items():
         current = getattr(strategy, name, None)
-        if isinstance(current, Strategy):
+        if isinstance(current, Strategy | OldStrategy):
             load_strategy_state(current, value)
         else:
             setattr(strategy, name, _restored(value))

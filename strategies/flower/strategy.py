@@ -28,6 +28,8 @@ from .buffer.steps import BufferedStep, BufferOptions, Channels, require_any_set
 from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow, overridable
 from .membership import Membership
+from .old_api.ported import PortedStrategy
+from .old_api.records import OldReplyChecker
 from .own_start import StartCall, StartGuide
 from .policy_runner import PolicyLike, PolicyRunner
 from .record import RoundHook, RoundRecord, failure_kind, finite_metrics
@@ -253,7 +255,8 @@ class ScheduledStrategy(Strategy):
                 "strategy",
                 strategy,
                 "must be a Flower strategy of flwr.serverapp.strategy",
-                "those of flwr.server.strategy are of Flower's old API: port the app first",
+                "one of Flower's old API, of flwr.server.strategy, goes into a ScheduledServer, "
+                "its workflow into a ScheduledWorkflow",
             )
         if mode not in (ROUNDS, BUFFERED):
             raise ConfigError("mode", mode, f"must be {ROUNDS} or {BUFFERED}")
@@ -317,7 +320,10 @@ class ScheduledStrategy(Strategy):
         own_rule = self._wrapped.own_train_rule
         self._free_form = own_rule if fixed_shapes is None else not fixed_shapes
         self._membership = Membership(wait_s, query_timeout_s)
-        checker = ReplyChecker(
+        checker_of: Callable[..., ReplyChecker] = ReplyChecker
+        if isinstance(strategy, PortedStrategy):
+            checker_of = partial(OldReplyChecker, as_they_are=strategy.as_they_are)
+        checker = checker_of(
             self._wrapped.weighted_by_key,
             fixed_shapes=not (self._free_form or self._wrapped.shapes_grow),
             own_train_rule=self._free_form,
@@ -755,7 +761,8 @@ class ScheduledStrategy(Strategy):
                 begin(arrays)
             return self._begin_round(run, server_round, arrays)
 
-        guide = StartGuide(
+        guide_of = getattr(self._wrapped.outer, "start_guide", StartGuide)
+        guide: StartGuide = guide_of(
             run.parts.grid,
             run.parts,
             self._evaluation,

@@ -33,6 +33,7 @@ from flower_scheduling._flwr import (
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
 
+from .old_api.ported import PortedStrategy
 from .replies import ArraySpec, of_kind
 from .updates.averaging import alike, weighted_mean
 
@@ -145,11 +146,16 @@ class WrappedStrategy:
     @property
     def shapes_grow(self) -> bool:
         """Whether updates have other shapes than the model, as tree ensembles have."""
-        return isinstance(self.chain[-1], FedXgbBagging | FedXgbCyclic)
+        last = self.chain[-1]
+        if isinstance(last, PortedStrategy):
+            return last.shapes_grow
+        return isinstance(last, FedXgbBagging | FedXgbCyclic)
 
     @property
     def own_train_rule(self) -> bool:
         """Whether it aggregates updates by a rule that is not Flower's."""
+        if isinstance(self.outer, PortedStrategy):
+            return not self.outer.averages
         return has_own(self.outer, "aggregate_train")
 
     @property

@@ -106,11 +106,11 @@ def tiny_bert(folder: Path) -> Mapping[str, Any]:
 
 NEEDS: Final[Mapping[str, Needs]] = {
     "embedded-devices": Needs(on_superlink=True),
-    "fl-dp-sa": Needs(
-        clients=5, config={"num-shares": 3, "reconstruction-threshold": 2}
-    ),  # its own numbers want 35 clients
+    "fl-dp-sa": Needs(  # of its own numbers, which want 35 clients, its strategy keeps four
+        clients=5, num_selected=4, config={"num-shares": 3, "reconstruction-threshold": 2}
+    ),
     # As a demonstration it lets a client drop out, and gives all others 15 s to answer.
-    "flower-secure-aggregation": Needs(clients=5, config={"is-demo": False}),
+    "flower-secure-aggregation": Needs(clients=6, num_selected=5, config={"is-demo": False}),
     "quickstart-huggingface": Needs(prepare=tiny_bert),
     "quickstart-numpy": Needs(on_superlink=True),
     "quickstart-pytorch": Needs(on_superlink=True),
@@ -185,6 +185,7 @@ class Bench:
         os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
         os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
         os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["RAY_ADDRESS"] = "local"  # no cluster that happens to run on this machine
         os.environ["COLUMNS"] = "200"
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[name] = "1"
@@ -502,17 +503,17 @@ RUNTIMES: Final = {
 
 _LEGEND: Final = """\
 Made by `python tests/compatibility/suite.py FOLDER_OF_APPS --out FILE`: each app
-runs a few rounds with few clients, its code unchanged but for one line that wraps its strategy as
-the README says. Of its settings the number of rounds is changed; for `fl-dp-sa` the shares of its
-secret sharing too (its own want 35 clients), `flower-secure-aggregation` runs without its
-demonstration of a dropout, and `quickstart-huggingface` with a model of a few kilobytes made on the
-spot. Data sets are small stand-ins, and the packages are those below, not the versions that an app
-pins. Where the Ray engine cannot run an app, *stock Flower* is a stock SuperLink.
+runs a few rounds with few clients, its code unchanged but for one line that wraps its strategy, or
+its workflow of Flower's old API. Of its settings the number of rounds is changed; for `fl-dp-sa`
+the shares of its secret sharing too (its own want 35 clients), `flower-secure-aggregation` runs
+without its demonstration of a dropout, and `quickstart-huggingface` with a model of a few kilobytes
+made on the spot. Data sets are small stand-ins, and the packages are those below, not the versions
+that an app pins. Where the Ray engine cannot run an app, *stock Flower* is a stock SuperLink.
 
 - *works*: the rounds changed the model, and the model's keys, shapes and types and the metrics of
   training and of evaluation, on clients and on the server, are those of the same app on stock
   Flower; else the cell says what is lost.
-- *as it is*: the app has no strategy of `flwr.serverapp.strategy`, it uses Flower's old API; it
+- *as it is*: the app has no strategy and no workflow of Flower's but code of its own for rounds; it
   runs unscheduled.
 - *mode = 'buffered': ...*: what buffered mode refuses before the first round, and why.
 - *cannot*: what this version of Flower itself cannot run.

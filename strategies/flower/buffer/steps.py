@@ -35,6 +35,7 @@ from ...base import (
     check_real,
 )
 from ..grids import SelectedNodesGrid
+from ..old_api.ported import PortedStrategy
 from ..record import EXPLAINED_SCORES, ArmResult, Pick, RoundRecord
 from ..replies import ArraySpec, Update
 from ..reply_sorter import ODD
@@ -123,7 +124,8 @@ def require_any_set(strategy: Strategy, key: str, value: str, hint: str) -> None
         If it needs a fixed set of clients in each step, or runs rounds by itself.
     """
     for inner in strategies_of(strategy):
-        if isinstance(inner, _FIXED_SET):
+        ported = isinstance(inner, PortedStrategy) and inner.needs_fixed_set
+        if isinstance(inner, _FIXED_SET) or ported:
             message = f"{type(inner).__name__} needs a fixed set of clients in each step"
             raise ConfigError(key, value, message, hint)
     if has_own(strategy, "start"):

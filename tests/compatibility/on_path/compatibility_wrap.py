@@ -1,7 +1,9 @@
 """What the suite adds to an app: the README's line, and a record of what the run came to.
 
 One line at the end of the app's server module calls :func:`wrap`. From then on a strategy's
-``start`` runs as if ``strategy = ScheduledStrategy(strategy, ...)`` stood before it.
+``start`` runs as if ``strategy = ScheduledStrategy(strategy, ...)`` stood before it. Of Flower's
+old API a workflow runs as if ``workflow = ScheduledWorkflow(workflow, ...)`` did, and what a
+``server_fn`` returns as if it had a ``ScheduledServer``.
 """
 
 from __future__ import annotations
@@ -13,17 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
+from flwr.common import parameters_to_ndarrays
+from flwr.server import Server, SimpleClientManager
 from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp import server_app
 from flwr.serverapp.strategy import Strategy
 
 
 def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
     """Schedule what any strategy's ``start`` trains, and write the results to a file.
 
-    With ``num_selected = 0`` the strategy runs as it is. Workflows of Flower's old API know no
-    such strategy and run as they are in any case.
+    With ``num_selected = 0`` the app runs as it is.
     """
-    write = functools.partial(_write, Path(file))
+    write = functools.partial(_write, Path(file), scheduled=bool(num_selected))
+    settings: dict[str, Any] = {
+        "policy": "cs-ucb-q",
+        "num_selected": num_selected,
+        "mode": mode,
+        "tau_max_s": tau_max_s,
+        "wait_s": tau_max_s,  # a busy machine takes a minute to start a client
+    }
     starts = [(one, one.__dict__["start"]) for one in _classes(Strategy) if "start" in vars(one)]
 
     def start(
@@ -36,14 +47,7 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
         if num_selected:
             from flower_scheduling import ScheduledStrategy
 
-            outer = ScheduledStrategy(
-                self,
-                policy="cs-ucb-q",
-                num_selected=num_selected,
-                mode=mode,
-                tau_max_s=tau_max_s,
-                wait_s=tau_max_s,  # a busy machine takes a minute to start a client
-            )
+            outer = ScheduledStrategy(self, **settings)
         try:
             result = outer.start(grid, initial_arrays, *more, **named)
         finally:
@@ -51,7 +55,6 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
         write(
             before,
             result.arrays,
-            scheduled=bool(num_selected),
             train=result.train_metrics_clientapp,
             clients=result.evaluate_metrics_clientapp,
             server=result.evaluate_metrics_serverapp,
@@ -63,19 +66,47 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
 
     @functools.wraps(call)
     def workflow(self: DefaultWorkflow, grid: Any, context: Any) -> None:
-        call(self, grid, context)
-        history = context.history
-        write(
-            {},
-            context.state.array_records["parameters"],
-            scheduled=False,
-            train=_by_round(history.metrics_distributed_fit),
-            clients=_by_round(history.metrics_distributed)
-            | {round_: {"loss": loss} for round_, loss in history.losses_distributed},
-            server=_by_round(history.metrics_centralized),
-        )
+        DefaultWorkflow.__call__ = call  # type: ignore[method-assign]
+        outer: Any = self
+        if num_selected:
+            from flower_scheduling import ScheduledWorkflow
+
+            outer = ScheduledWorkflow(self, **settings)
+        try:
+            outer(grid, context)
+        finally:
+            DefaultWorkflow.__call__ = workflow  # type: ignore[method-assign]
+        _write_history(write, context.state.array_records["parameters"], context.history)
 
     DefaultWorkflow.__call__ = workflow  # type: ignore[method-assign]
+    start_grid = server_app.start_grid
+
+    def start_server(*, server: Any = None, **components: Any) -> Any:
+        manager = components.pop("client_manager", None) or SimpleClientManager()
+        if server is None:
+            strategy, kind = components.pop("strategy"), Server
+            if num_selected:
+                from flower_scheduling import ScheduledServer
+
+                kind = functools.partial(ScheduledServer, **settings)
+            server = kind(client_manager=manager, strategy=strategy)
+        history = start_grid(server=server, **components)
+        _write_history(write, ArrayRecord(parameters_to_ndarrays(server.parameters)), history)
+        return history
+
+    server_app.start_grid = start_server
+
+
+def _write_history(write: Any, arrays: ArrayRecord, history: Any) -> None:
+    """Write what a run of the old API came to."""
+    write(
+        {},
+        arrays,
+        train=_by_round(history.metrics_distributed_fit),
+        clients=_by_round(history.metrics_distributed)
+        | {round_: {"loss": loss} for round_, loss in history.losses_distributed},
+        server=_by_round(history.metrics_centralized),
+    )
 
 
 def _redirect(starts: list[tuple[Any, Any]], start: Any) -> None:
@@ -86,7 +117,7 @@ def _redirect(starts: list[tuple[Any, Any]], start: Any) -> None:
 def _classes(base: type) -> Iterator[Any]:
     yield base
     for one in base.__subclasses__():
-        if one.__name__ != "ScheduledStrategy":
+        if not one.__module__.startswith("flower_scheduling."):
             yield from _classes(one)
 
 

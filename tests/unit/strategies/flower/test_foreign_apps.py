@@ -571,6 +571,26 @@ def test_start_of_ones_own_runs_the_rounds() -> None:
     assert "configure_train" not in vars(strategy), "as before"
 
 
+def test_a_round_that_a_start_of_ones_own_gives_up_makes_no_step() -> None:
+    class Choosy(FedAvg):
+        def start(  # type: ignore[override]
+            self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, **more: Any
+        ) -> Result:
+            for number in range(1, num_rounds + 1):
+                messages = self.configure_train(number, initial_arrays, ConfigRecord(), grid)
+                replies = list(grid.send_and_receive(messages))
+                if number == 2:
+                    self.aggregate_train(number, replies)
+            return Result(arrays=initial_arrays)
+
+    def plus_one(arrays: dict[str, Any]) -> Arrays:
+        return {key: array + np.float32(1) for key, array in arrays.items()}
+
+    initial = model({"w": np.zeros(3, np.float32)})
+    _, records, _ = start(Choosy(), [lambda m: answer(m, plus_one)] * 2, initial)
+    assert [record.no_step for record in records] == ["aggregation", None, "aggregation"]
+
+
 class Clusters(FedAvg):
     """Several models, packed into one for the wire, as clustered learning has them."""
 
