@@ -64,10 +64,13 @@ class ArmDiscovery:
         The arms; what is learned goes there.
     timeout_s : float
         Time for an answer [s].
+    asks : bool
+        Whether arms are asked at all; those that are not count as average.
     """
 
-    def __init__(self, table: ArmTable, timeout_s: float) -> None:
+    def __init__(self, table: ArmTable, timeout_s: float, *, asks: bool = True) -> None:
         self._table = table
+        self._asks = asks
         self._timeout_s = timeout_s
         self._asked: dict[str, Arm] = {}  # message id -> arm
         self._log: RateLimitedLog | None = None
@@ -84,7 +87,9 @@ class ArmDiscovery:
         """Ask free arms that were not asked, as many as there is time for."""
         silent = self._table.silent
         news = [arm for arm in self._table.unqueried() if arm.index not in silent]
-        if getattr(grid, "asks_one_first", False):
+        if not self._asks:
+            news = self._not_asked(news)
+        elif getattr(grid, "asks_one_first", False):
             news = self._first_of(news, grid.now())
             if news and not self._app_answers:
                 _FLOWERS_LOG.addFilter(self._filter)
@@ -113,14 +118,18 @@ class ArmDiscovery:
         if self._app_answers:
             return news
         if self._app_answers is False:
-            for arm in news:
-                arm.queried = True
-                self._table.note(arm)
-            return []
+            return self._not_asked(news)
         if self._asked and now_s - self._probed_s < _PROBE_S:
             return []
         self._probed_s = now_s
         return news[:1]
+
+    def _not_asked(self, news: list[Arm]) -> list[Arm]:
+        """Take arms for asked; return which are to be asked: none."""
+        for arm in news:
+            arm.queried = True
+            self._table.note(arm)
+        return []
 
     def collect(self, grid: TimedExchange) -> bool:
         """Note the answers that are there; tell whether there are any."""

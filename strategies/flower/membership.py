@@ -27,6 +27,8 @@ class Membership:
         Longest wait for clients [s].
     query_timeout_s : float
         Longest wait for a joining client to tell its name and size [s].
+    asks : bool
+        Whether clients are asked for these.
 
     Attributes
     ----------
@@ -36,11 +38,11 @@ class Membership:
         Whether a size that counts has changed since this was last set to false.
     """
 
-    def __init__(self, wait_s: float, query_timeout_s: float) -> None:
+    def __init__(self, wait_s: float, query_timeout_s: float, *, asks: bool = True) -> None:
         self.table = ArmTable()
         self.sizes_changed = True
         self._wait_s = wait_s
-        self._discovery = ArmDiscovery(self.table, query_timeout_s)
+        self._discovery = ArmDiscovery(self.table, query_timeout_s, asks=asks)
 
     @property
     def arms(self) -> list[Arm]:

@@ -319,7 +319,8 @@ class ScheduledStrategy(Strategy):
             raise ConfigError("strategy", "a ScheduledStrategy", message)
         own_rule = self._wrapped.own_train_rule
         self._free_form = own_rule if fixed_shapes is None else not fixed_shapes
-        self._membership = Membership(wait_s, query_timeout_s)
+        old = isinstance(strategy, PortedStrategy)  # whose clients can answer no queries
+        self._membership = Membership(wait_s, query_timeout_s, asks=not old)
         checker_of: Callable[..., ReplyChecker] = ReplyChecker
         if isinstance(strategy, PortedStrategy):
             checker_of = partial(OldReplyChecker, as_they_are=strategy.as_they_are)

@@ -212,6 +212,8 @@ def test_sizes_set_floors_and_losses_reach_the_policy() -> None:
     strategy = FedAvg(initial_parameters=initial([1, 2]))
     server, records = run_server(grid, strategy, rounds=6, policy="cs-ucb-q-loss")
     assert {arm.num_examples for arm in server.scheduled.arms.arms} == {10, 20, 30}
+    kinds = {message.metadata.message_type for message in grid.sent}
+    assert kinds == {"train", "evaluate"}, "a client of the old API raises when it is queried"
     floors = server.scheduled.floors
     assert floors is not None
     assert floors == sorted(floors)
