@@ -53,6 +53,8 @@ class Source:
         Shape, classes and normalisation; ``None``: they follow from the files.
     files : tuple of str
         The files that are read, below the data folder; empty: torchvision knows.
+    package : str
+        Debian's package that has them, in ``/usr/share/datasets`` in a folder of the set's name.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Source:
     resize: int = 0
     spec: ImageSpec | None = None
     files: tuple[str, ...] = ()
+    package: str = ""
 
 
 def _idx_files(folder: str, prefixes: tuple[str, str] = ("train", "t10k")) -> tuple[str, ...]:
@@ -80,6 +83,7 @@ _SOURCES: Final = (
         "FashionMNIST",
         spec=ImageSpec(1, 28, 28, 10, (0.2860,), (0.3530,)),
         files=_idx_files("FashionMNIST"),
+        package="dataset-fashion-mnist",
     ),
     Source(
         "kmnist",

@@ -36,6 +36,8 @@ _LOCK_TIMEOUT_S: Final = 3600.0  # longer than a download that still makes progr
 _OURS: Final = frozenset(
     ["root", "train", "transform", "target_transform", "transforms", "download", "loader"]
 )
+# Where Debian's packages of data sets have their folders.
+_PACKAGED: Final = Path("/usr/share/datasets")
 # In these folders an ImageFolder has its halves; data sets with a split call it likewise.
 _HALVES: Final = (("train",), ("test", "val"))
 
@@ -131,6 +133,7 @@ def load_source(source: Source, root: Path, report: Report) -> ImageData:
     check_source(source)
     try:
         _unpack(source, root)
+        _take_packaged(source, root, report)
         if fault := _first_fault(source, root):
             if not _is_fetched(_class(source)):
                 raise DataUnavailableError(
@@ -174,6 +177,23 @@ def _unpack(source: Source, root: Path) -> None:
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != known.get(archive.name):
             raise _other_file(source, archive)
         write_whole(path, gzip.decompress(content))
+
+
+def _take_packaged(source: Source, root: Path, report: Report) -> None:
+    """Unpack what is missing from a package of the system, if one that has it is installed.
+
+    It has archives of its own making, which no published sum fits.
+    """
+    folder = _PACKAGED / source.name
+    if not source.package or not folder.is_dir():
+        return
+    for name in source.files:
+        path, archive = root / name, folder / f"{Path(name).name}.gz"
+        if path.exists() or not archive.is_file():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, gzip.decompress(archive.read_bytes()))
+        report(f"{source.name}: {path.name} is that of {archive}")
 
 
 def _refuse_other_files(source: Source, root: Path) -> None:
@@ -269,7 +289,10 @@ def _where_to_put(source: Source, root: Path, fault: str, reason: str) -> str:
         missing = [name for name in source.files if not (root / name).exists()]
         folder = root / Path(missing[0]).parent
         names = ", ".join(Path(name).name for name in missing)
-        return one_line(f"{source.name} cannot be fetched ({reason}): put {names} into {folder}")
+        package = f"install Debian's package {source.package}, or " if source.package else ""
+        return one_line(
+            f"{source.name} cannot be fetched ({reason}): {package}put {names} into {folder}"
+        )
     if source.class_name == "ImageFolder":
         return one_line(
             f"{source.name}: no images ({fault}): put them into {root / 'train'} and"

@@ -31,6 +31,7 @@ def no_network(monkeypatch):
     monkeypatch.setattr(
         torchvision_data, "download_dataset", lambda folder, name, words, report: "no network"
     )
+    monkeypatch.setattr(torchvision_data, "_PACKAGED", Path("/nowhere"))
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -133,11 +134,45 @@ def test_what_cannot_be_fetched_names_the_folder_and_the_files(tmp_path, name):
     with pytest.raises(DataUnavailableError) as caught:
         load_data(name, tmp_path)
     message = str(caught.value)
-    assert message.startswith(f"{name} cannot be fetched (no network): put ")
     source = DATASETS[name]
+    assert message.startswith(f"{name} cannot be fetched (no network): ")
+    assert "put train-images" in message or "put emnist" in message or "put data_batch_1" in message
+    assert (f"install Debian's package dataset-{name}, or " in message) == bool(source.package)
     assert message.endswith(f" into {(tmp_path / source.files[0]).parent}")
     assert all(file.rpartition("/")[2] in message for file in source.files)
     assert "\n" not in message
+
+
+def package(folder: Path, names: list[str] | None = None) -> None:
+    """Make the folder of a Debian package of Fashion-MNIST, with all archives or some of them."""
+    folder.mkdir(parents=True)
+    for file in write_idx_dataset(folder.parent / "made", seed=1).iterdir():
+        if names is None or file.name in names:
+            (folder / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes(), mtime=1))
+
+
+def test_the_package_of_the_system_has_fashion_mnist(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision_data, "_PACKAGED", tmp_path / "system")
+    package(tmp_path / "system" / "fashion-mnist")
+    before = contents(tmp_path / "system")
+    data = load_data("fashion-mnist", tmp_path / "data")
+    assert data.train_images.shape == (400, 28, 28)
+    assert contents(tmp_path / "system") == before
+    made = load_data("fashion-mnist", tmp_path / "system" / "made")
+    assert data.digest() == made.digest()
+
+
+def test_a_package_changes_no_file_and_leaves_the_rest_to_be_fetched(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision_data, "_PACKAGED", tmp_path / "system")
+    package(tmp_path / "system" / "fashion-mnist", ["train-labels-idx1-ubyte"])
+    raw = write_idx_dataset(tmp_path / "data")
+    own = (raw / "train-images-idx3-ubyte").read_bytes()
+    (raw / "train-labels-idx1-ubyte").unlink()
+    (raw / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataUnavailableError, match="put t10k-labels-idx1-ubyte into"):
+        load_data("fashion-mnist", tmp_path / "data")
+    assert (raw / "train-images-idx3-ubyte").read_bytes() == own
+    assert (raw / "train-labels-idx1-ubyte").exists()
 
 
 def test_other_classes_and_folders_of_images_say_what_is_missing(tmp_path):
