@@ -73,6 +73,8 @@ SECTIONS: Final = {
         "compute-factor",
         "times",
         "base-rate",
+        "compute-law",
+        "compute-shape",
         "samples-per-round",
         "slowdowns",
         "compress",

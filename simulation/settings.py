@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.settings.base import CompressionSettings, Settings, setting
 from flower_scheduling.server.settings.run import LONGEST_WAIT_S, ServerConfig
 
+from .environments.nonstationary import NonstationaryEnvironment
 from .environments.paper import Environment
 
 # Presets that ``--scenario`` names; any flag overrides their values.
@@ -98,6 +99,14 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
     late: Literal["abandon", "busy"] = setting(
         "abandon", "What a client does past the deadline: abandon (the paper) or busy."
     )
+    compute_law: Literal["uniform", "lognormal", "pareto"] = setting(
+        "uniform",
+        "Computing times: of uniform speeds (the paper), or times a factor of mean 1, lognormal or "
+        "pareto.",
+    )
+    compute_shape: float = setting(
+        1.0, "Of that factor: standard deviation of its logarithm, or Pareto's index.", gt=0, le=10
+    )
     distances_m: str = setting("", "Distance of each client [m] (default: drawn on the disc).")
     payload_bits: str = setting("5000", "Bits per transfer, or 'model' for its real size.")
     samples_per_round: int = setting(
@@ -137,6 +146,11 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
         self.per_client("failure_probability")
         self._events("joins", 2)
         self._events("slowdowns", 3)
+        if self.compute_law != "uniform":
+            alone = f"empty with compute-law {self.compute_law}"
+            self.require("slowdowns", not self.slowdowns, alone)
+        if self.compute_law == "pareto":
+            self.require("compute_shape", self.compute_shape > 1, "above 1, for a mean of 1")
         return self
 
     @property
@@ -179,20 +193,23 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
         distances = None
         if self.distances_m:
             distances = np.asarray(self._numbers("distances_m", count=self.num_clients))
-        return Environment(
-            num_arms=self.num_clients,
-            seed=self.seed,
-            link=self.link_model(download_share * bits, upload_share * bits),
-            compute=ComputeModel(
+        laws: dict[str, Any] = {
+            "num_arms": self.num_clients,
+            "seed": self.seed,
+            "link": self.link_model(download_share * bits, upload_share * bits),
+            "compute": ComputeModel(
                 samples_per_round=self.samples_per_round or self.batch_size * self.local_steps,
                 base_rate=self.base_rate,
             ),
-            availability=self.per_client("availability"),
-            failure_probability=self.per_client("failure_probability"),
-            joins_at_round=joins_at_round,
-            slow_from_round=slow_from_round,
-            slow_factor=slow_factor,
-            distance_m=distances,
+            "availability": self.per_client("availability"),
+            "failure_probability": self.per_client("failure_probability"),
+            "joins_at_round": joins_at_round,
+            "distance_m": distances,
+        }
+        if self.compute_law == "uniform":
+            return Environment(**laws, slow_from_round=slow_from_round, slow_factor=slow_factor)
+        return NonstationaryEnvironment(
+            **laws, compute_law=self.compute_law, compute_shape=self.compute_shape
         )
 
     def draw_of(self, server_round: float) -> int:

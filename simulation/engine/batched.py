@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from flower_scheduling.client.learning.datasets import load_data
 from flower_scheduling.client.learning.images import ImageData, ImageSpec
-from flower_scheduling.client.learning.models import create_model
+from flower_scheduling.client.learning.models import MODELS, create_model
 from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.client.learning.training import (
     draw_minibatches,
@@ -44,6 +44,7 @@ from flower_scheduling.strategies.flower.strategy import BUFFERED
 from flower_scheduling.strategies.registry import channel_params, find_policy
 
 from ..settings import SimulationConfig
+from .batched_modules import ModuleTrainer, flat_weights, load_weights, split_weights
 from .runner import Simulation
 
 __all__ = [
@@ -62,7 +63,6 @@ in time, both (num_clients,) bool, and the virtual time since the start [s]."""
 
 # Settings of which only one value is supported here.
 _SUPPORTED: Final[Mapping[str, object]] = {
-    "model": "logistic",
     "aggregation": "fedavg",
     "aggregation_option": "",
     "client_eval_every": 0,
@@ -120,12 +120,12 @@ def run_batched(
     *,
     policy: SchedulingPolicy | None = None,
 ) -> TrainingCurve:
-    """Run one simulation of logistic regression under FedAvg.
+    """Run one simulation of a built-in model under FedAvg.
 
     Parameters
     ----------
     config : SimulationConfig
-        Settings of a simulation. Other models and aggregations, evaluation on
+        Settings of a simulation. Models of torchvision, other aggregations, evaluation on
         clients, late joiners, waiting and run directories are not supported.
     hook : callable, optional
         Called after each round, see :data:`BatchedHook`.
@@ -146,11 +146,14 @@ def run_batched(
     Notes
     -----
     ``local-accuracy`` measures all data of every selected client in every round, which takes as
-    long here as in a simulation: some 100 rounds per second instead of thousands.
+    long here as in a simulation: some 100 rounds per second instead of thousands. Models other
+    than ``logistic`` are trained one client after the other, by autograd.
     """
     for name, value in _SUPPORTED.items():
         allowed = f"{value if value != '' else 'empty'} in batched training"
         config.require(name, getattr(config, name) == value, allowed)
+    known = f"one of {', '.join(MODELS)} in batched training"
+    config.require("model", config.model in MODELS, known)
     config.require("tau_max_s", config.tau_max_s != AUTO, "a number in batched training")
     Simulation(config)  # refuses what a simulation refuses
     run = BatchedRun
@@ -225,7 +228,7 @@ def client_accuracies(curve: TrainingCurve, clients: IntArray) -> FloatArray:
 class BatchedRun:
     """State of one run.
 
-    A model is one row of numbers, weights before biases, so that one operation averages it.
+    A model is one row of numbers, in the order of its keys, so that one operation averages it.
     """
 
     def __init__(
@@ -241,14 +244,16 @@ class BatchedRun:
             model.load(load_model(Path(config.initial_model), like=model.arrays()))
         self._config = config
         self._hook = hook
-        self._model: WeightArray = np.concatenate(
-            [model.views["weight"].ravel(), model.views["bias"]]
-        )
+        self._like = model
+        self._model: WeightArray = flat_weights(model)
         self._updates: WeightArray = np.empty(
             (config.num_selected, self._model.size), dtype=np.float32
         )
         self._data = _ClientData(config, data)
-        self._evaluator = _Evaluator(data)
+        self._modules = None
+        if config.model != "logistic":
+            self._modules = ModuleTrainer(config, data, self._data.parts)
+        self._evaluator = _Evaluator(data, self._modules)
         self._environment = config.environment(8 * self._model.nbytes)
         self._policy = _build_policy(config) if policy is None else policy
         self._reports = POLICIES[config.strategy].reports
@@ -274,7 +279,6 @@ class BatchedRun:
                 # Whether to stop must be known now; else several models are measured at once.
                 if target > 0 and evaluator.accuracies()[-1] >= target:
                     break
-        weight, bias = split_models(self._spec, self._model[np.newaxis])
         return TrainingCurve(
             config=config,
             rounds=np.array(evaluator.rounds),
@@ -283,7 +287,7 @@ class BatchedRun:
             loss=np.array(evaluator.losses()),
             selections=self._policy.play_count.copy(),
             failures=self._failures,
-            weights={"weight": weight[0], "bias": bias[0]},
+            weights=split_weights(self._like, self._model),
         )
 
     def _play_round(self, t: int) -> None:
@@ -375,21 +379,29 @@ class BatchedRun:
 
         ``repeat`` is how often the clients were asked before in this step.
         """
+        if self._modules is not None:
+            loss = self._modules.train(updates, t, arms, repeat)
+        else:
+            loss = self._train_logistic(updates, t, arms, repeat)
+        largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
+        usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
+        return loss, usable
+
+    def _train_logistic(
+        self, updates: WeightArray, t: int, arms: IntArray, repeat: int
+    ) -> FloatArray:
+        """Train logistic regression of all these clients in one pass."""
         data = self._data
         weight, bias = split_models(self._spec, updates)
-        batches = data.minibatches(t, arms, repeat)
-        loss = train_logistic(
+        return train_logistic(
             weight,
             bias,
             data.pixels,
             data.labels,
-            batches,
+            data.minibatches(t, arms, repeat),
             self._config.learning_rate,
             normalisation=data.normalisation,
         )
-        largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
-        usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
-        return loss, usable
 
 
 class _ClientData:
@@ -403,6 +415,8 @@ class _ClientData:
         Their labels.
     normalisation : pair of (num_features,) float32, or None
         Mean and deviation of each feature.
+    parts : list of (s_k,) int64
+        Training images of each client.
     sizes : (num_clients,) int64, >= 1
         Number of examples of each client, s_k.
     """
@@ -412,16 +426,15 @@ class _ClientData:
             len(data.train_images), -1
         )
         self.normalisation = data.spec.flat_normalisation()
-        self._spec = data.spec
         self.labels: IntArray = data.train_labels.numpy()
         self._config = config
-        self._parts = build_partition(
+        self.parts = build_partition(
             config.partitioner, self.labels, config.num_clients, config.seed
         )
-        self.sizes: IntArray = np.array([len(part) for part in self._parts])
+        self.sizes: IntArray = np.array([len(part) for part in self.parts])
         if "local_accuracy" in POLICIES[config.strategy].reports:
             self._model = create_model(config.model, config.seed, data.spec)
-            indices = [torch.from_numpy(part) for part in self._parts]
+            indices = [torch.from_numpy(part) for part in self.parts]
             self._local_data = [(data.train_images[i], data.train_labels[i]) for i in indices]
 
     def minibatches(self, t: int, arms: IntArray, repeat: int = 0) -> IntArray:
@@ -429,7 +442,7 @@ class _ClientData:
         steps, size = self._config.local_steps, self._config.batch_size
         batches: IntArray = np.empty((steps, arms.size, size), dtype=np.int64)
         for place, arm in enumerate(arms.tolist()):
-            part = self._parts[arm]
+            part = self.parts[arm]
             rng = minibatch_rng(self._config.seed, arm, t, repeat)
             batches[:, place] = part[
                 draw_minibatches(rng, len(part), local_steps=steps, batch_size=size)
@@ -451,10 +464,8 @@ class _ClientData:
         (num_clients,) float64, in [0, 1]
             NaN for the other clients.
         """
-        weight, bias = split_models(self._spec, model[np.newaxis])
-        self._model.views["weight"][...] = weight[0]
-        self._model.views["bias"][...] = bias[0]
-        accuracies: FloatArray = np.full(len(self._parts), np.nan)
+        load_weights(self._model, model)
+        accuracies: FloatArray = np.full(len(self.parts), np.nan)
         for arm in arms.tolist():
             _, accuracies[arm] = evaluate(self._model, *self._local_data[arm])
         return accuracies
@@ -471,9 +482,10 @@ class _Evaluator:
         Virtual time at their end [s].
     """
 
-    def __init__(self, data: ImageData) -> None:
+    def __init__(self, data: ImageData, modules: ModuleTrainer | None = None) -> None:
         self.rounds: list[int] = []
         self.times_s: list[float] = []
+        self._modules = modules
         self._pixels: WeightArray = (
             data.spec.scale(data.test_images).numpy().reshape(len(data.test_images), -1)
         )
@@ -502,6 +514,12 @@ class _Evaluator:
         return self._losses
 
     def _measure(self) -> None:
+        if self._modules is not None:
+            for model in self._waiting:
+                loss, accuracy = self._modules.evaluate(model)
+                self._losses.append(loss)
+                self._accuracies.append(accuracy)
+            self._waiting.clear()
         if not self._waiting:
             return
         weight, bias = split_models(self._spec, np.stack(self._waiting))

@@ -51,7 +51,10 @@ OVERRIDING: Final = frozenset(
 """Settings that count in place of what the app has wrapped its strategy with, when given."""
 _OF_THE_POLICY: Final = ("strategy-option", "beta", "truncate")
 _OF_THE_MODELS: Final = frozenset(
-    ["distances-m", "payload-bits", "samples-per-round", *RadioSettings.settings()]
+    [
+        *("compute-law", "compute-shape", "distances-m", "payload-bits", "samples-per-round"),
+        *RadioSettings.settings(),
+    ]
 )
 _RECORDED_TOO: Final = ("availability", "failure-probability", "joins", "slowdowns")
 

@@ -121,6 +121,7 @@ def test_clients_report_the_same_loss(late):
         {"tau_max_s": 0.12, "late": "abandon", "strategy": "random"},
         {"tau_max_s": 0.12, "late": "busy", "strategy": "random", "failure_probability": "0.1"},
         {"slowdowns": "2:20:30,5:40:0.1", "payload_bits": "model"},
+        {"compute_law": "lognormal", "compute_shape": 2.0, "tau_max_s": 0.4},
         {"tau_max_s": 1e6, "slowdowns": "2:20:1000000"},  # a round ends after an hour at most
     ],
     ids=lambda settings: ",".join(map(str, settings)),
@@ -161,6 +162,32 @@ def test_buffered_steps_equal_the_message_path(settings):
     assert curve.accuracy == pytest.approx([r.accuracy for r in evaluated], abs=1.5e-4)
     for key, expected_weights in weights.items():
         assert curve.weights[key] == pytest.approx(expected_weights, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["rounds", "buffered"])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_other_models_equal_the_message_path(model, mode):
+    more = {"strategy": "oort" if mode == "rounds" else "proportional-fair", "mode": mode}
+    settings = {**more, "local_steps": 3, "learning_rate": 0.05, "failure_probability": "0.1"}
+    config = make_config(**{**SMALL, **settings}, model=model, rounds=20)
+    _, weights = by_messages(config)
+    curve = run_batched(config)
+    records = Simulation(config).run().records
+    assert curve.time_s.tolist() == [r.time_s for r in records if r.accuracy is not None]
+    assert curve.failures.sum() > 0
+    assert curve.accuracy == pytest.approx(
+        [r.accuracy for r in records if r.accuracy is not None], abs=1.5e-4
+    )
+    assert curve.accuracy[-1] > 0.2
+    assert curve.weights.keys() == weights.keys()
+    for key, expected in weights.items():
+        assert curve.weights[key] == pytest.approx(expected, abs=1e-6)
+
+
+def test_diverged_modules_are_left_out():
+    settings = {"model": "cnn", "learning_rate": 1e12, "local_steps": 2, "strategy": "random"}
+    _, curve = assert_equal(make_config(**{**SMALL, **settings}, rounds=10))
+    assert curve.failures.sum() > 0
 
 
 @pytest.mark.parametrize("dataset", ["fashion-mnist", "cifar10"])
@@ -290,7 +317,7 @@ def test_a_comparison_refuses_before_it_runs(monkeypatch, policies, seeds, key):
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("model", "cnn", "logistic"),
+        ("model", "resnet18", "one of logistic, mlp, cnn"),
         ("aggregation", "fedadam", "fedavg"),
         ("aggregation-option", "fraction-evaluate=0.5", "empty"),
         ("client-eval-every", 5, "0"),
