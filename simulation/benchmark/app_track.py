@@ -89,6 +89,7 @@ def rows(
             policy,
             float(settings["target-accuracy"]),
             [results[f"app-{name}-{policy}-{seed:02}"] for seed in seeds],
+            seeds[0],
         )
         for policy in policies
     ]

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
+from flower_scheduling.errors import DataUnavailableError
 from flower_scheduling.extras import require_extra
 from flower_scheduling.server.cli.options import given_settings, settings_options
 from flower_scheduling.server.settings.run import ServerConfig
@@ -177,11 +178,27 @@ def _train(
     for name in policies:
         ServerConfig(strategy=name)  # refuses what a run refuses
     wanted = training_track.contestants_of(policies, mode)
-    fetch_data()
-    chosen = tasks or list(training_track.TASKS)
+    chosen = tasks or tasks_with_data()
+    for dataset in {training_track.TASKS[task].dataset for task in chosen}:
+        fetch_data(dataset)
     jobs = training_track.jobs_of(chosen, wanted, seeds)
     results = run_shown(jobs, out, processes, cluster)
     _show(training_track.rows(chosen, wanted, seeds, results), out / "training.json")
+
+
+def tasks_with_data() -> list[str]:
+    """Return the tasks whose data can be had, and say of each other one why it is left out."""
+    found = []
+    for name, task in training_track.TASKS.items():
+        try:
+            fetch_data(task.dataset)
+        except DataUnavailableError as error:
+            if task.dataset == "mnist":
+                raise
+            click.echo(f"task {name} is left out: {error}", err=True)
+        else:
+            found.append(name)
+    return found
 
 
 def _chosen(scenario: Scenario, wanted: Sequence[str], *, asked: bool) -> list[str]:

@@ -16,7 +16,7 @@ from flower_scheduling.strategies.deadline import AUTO
 
 from ..jobs import Arrays, Job
 from ..settings import SCENARIOS, SimulationConfig
-from ..theory.estimate import estimate
+from ..theory.estimate import Estimate, estimate, ratio_of_means
 from .tasks import policy_code
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # No policy of the registry but the optimum of the paper's linear program, which knows the law of
 # every time.
 LINEAR_PROGRAM: Final = "linear-program"
-_JOB_S: Final = 12.0
 _SHORT_S: Final = 10.0  # below, two decimals
 
 
@@ -96,11 +95,19 @@ class TrainingTask:
         Accuracy to be reached.
     settings : mapping
         The simulation's, by flag.
+    cost_s : float
+        Estimate of the time that a run takes [s].
     """
 
     name: str
     target: float
     settings: Mapping[str, Any]
+    cost_s: float = 12.0
+
+    @property
+    def dataset(self) -> str:
+        """Name of its data set."""
+        return str(self.settings.get("dataset", "mnist"))
 
 
 _MIXED: Final[Mapping[str, Any]] = {
@@ -147,6 +154,20 @@ TASKS: Final = {
             "tau-max-s": 20.0,
         },
     ),
+    # Floors of two fifths of an equal share, as above.
+    "fashion": TrainingTask(
+        "a convolutional model on Fashion-MNIST, Dirichlet, 0.3, lognormal computing times",
+        0.84,
+        {
+            **SCENARIOS["ideal"],
+            **{"scenario": "ideal", "rounds": 800, "eval-every": 10, "fairness": "equal:0.04"},
+            **{"num-clients": 100, "num-selected": 10, "tau-max-s": 20.0},
+            **{"batch-size": 16, "local-steps": 5, "learning-rate": 0.1},
+            **{"dataset": "fashion-mnist", "model": "cnn", "partitioner": "dirichlet:0.3"},
+            **{"compute-law": "lognormal", "compute-shape": 1.0},
+        },
+        40.0,
+    ),
 }
 
 
@@ -174,7 +195,7 @@ def jobs_of(
         Job(
             _stem(task, each, seed),
             partial(_train, task, each, seed),
-            _JOB_S,
+            TASKS[task].cost_s,
             "" if each.policy == LINEAR_PROGRAM else policy_code(each.policy),
         )
         for task in tasks
@@ -194,7 +215,8 @@ def rows(
 
     Of a policy that did not reach it in some run, seconds and rounds are ``None``: a mean over the
     others would flatter it. ``slowest_quarter`` is the accuracy of the model with which a run
-    ended on the data of the slowest quarter of the clients, the mean of theirs.
+    ended on the data of the slowest quarter of the clients, the mean of theirs. ``by_seed`` has the
+    seconds of each run, from ``first_seed`` on.
     """
     return [
         row_of(
@@ -202,6 +224,7 @@ def rows(
             each.name,
             TASKS[task].target,
             [results[_stem(task, each, seed)] for seed in seeds],
+            seeds[0],
         )
         for task in tasks
         for each in contestants
@@ -209,7 +232,9 @@ def rows(
     ]
 
 
-def row_of(task: str, policy: str, target: float, runs: Sequence[Arrays]) -> dict[str, Any]:
+def row_of(
+    task: str, policy: str, target: float, runs: Sequence[Arrays], first_seed: int
+) -> dict[str, Any]:
     """Return the row of a task and policy, from the results of its runs, one per seed."""
     seconds = np.array([float(run["seconds"]) for run in runs])
     rounds = np.array([float(run["rounds"]) for run in runs])
@@ -227,6 +252,8 @@ def row_of(task: str, policy: str, target: float, runs: Sequence[Arrays]) -> dic
         "high": whole and round(whole.high, digits),
         "rounds": whole and round(float(rounds.mean()), 1),
         "best_accuracy": round(float(np.mean([run["best"] for run in runs])), 4),
+        "first_seed": first_seed,
+        "by_seed": [round(each, 2) if each < np.inf else None for each in seconds.tolist()],
     }
     if all("slowest" in run for run in runs):
         slowest = float(np.mean([run["slowest"] for run in runs]))
@@ -266,6 +293,53 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
             cells = [cell(by_place.get((task, name))) for task in tasks]
             lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines[1:]) + "\n"
+
+
+def gain(row: Mapping[str, Any], base: Mapping[str, Any]) -> Estimate | None:
+    """Return how many times sooner a row is than another, over pairs of runs of one seed each.
+
+    ``None`` where a run of either did not reach the target, or their seeds differ.
+    """
+    pairs = [each.get("by_seed") or [None] for each in (base, row)]
+    if None in pairs[0] + pairs[1] or len(pairs[0]) != len(pairs[1]):
+        return None
+    if base["first_seed"] != row["first_seed"]:
+        return None
+    return ratio_of_means(*pairs)
+
+
+def gains_markdown(
+    found: Mapping[str, Sequence[Mapping[str, Any]]], *, base: str = "random"
+) -> str:
+    """Return how many times sooner than another row all are, as a table for documentation.
+
+    Parameters
+    ----------
+    found : mapping of str to sequence of mapping
+        Rows of :func:`rows` by what is said of their seeds; the last ones tell which tasks and
+        policies the table has.
+    base : str
+        Name of the row that all are compared with.
+    """
+    last = list(found.values())[-1]
+    tasks = [name for name in TASKS if any(row["course"] == name for row in last)]
+    lines = [f"| policy | seeds | {' | '.join(f'`{name}`' for name in tasks)} |"]
+    lines.append("|---" * (len(tasks) + 2) + "|")
+    for name in dict.fromkeys(row["policy"] for row in last if row["policy"] != base):
+        for seeds, own in found.items():
+            by_place = {(row["course"], row["policy"]): row for row in own}
+            cells = [_gain_cell(by_place, task, name, base) for task in tasks]
+            if any(cells):
+                lines.append(f"| `{name}` | {seeds} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _gain_cell(
+    by_place: Mapping[tuple[str, str], Mapping[str, Any]], task: str, name: str, base: str
+) -> str:
+    own, other = by_place.get((task, name)), by_place.get((task, base))
+    found = gain(own, other) if own and other else None
+    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})" if found else ""
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:

@@ -21,11 +21,11 @@ _LINE_EVERY_S: Final = 60.0
 _NAME_WIDTH: Final = 26  # of the last job that was done
 
 
-def fetch_data() -> None:
-    """Download MNIST into the cache, before several processes want it at once."""
-    from flower_scheduling.client.learning.mnist import load_mnist
+def fetch_data(dataset: str = "mnist") -> None:
+    """Download a data set into the cache, before several processes want it at once."""
+    from flower_scheduling.client.learning.datasets import load_data
 
-    load_mnist(None)
+    load_data(dataset)
 
 
 def run_shown(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import write_idx_dataset
 
+from flower_scheduling.client.learning import torchvision_data
+from flower_scheduling.errors import DataUnavailableError
+from flower_scheduling.simulation.benchmark import cli as benchmark_cli
 from flower_scheduling.simulation.benchmark import training_track as track
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.settings import SimulationConfig
@@ -61,6 +66,86 @@ def test_rows_say_what_the_runs_found() -> None:
     text = track.markdown([rounds, buffered])
     assert "| `random buffered` | 1 of 2 runs |" in text
     assert "| `random buffered` | 0.125 |" in text
+
+
+def made_row(policy: str, seconds: list[float | None], first_seed: int = 0) -> dict[str, object]:
+    return {
+        **{"course": "alike", "policy": policy, "target": 0.78, "runs": len(seconds)},
+        **{"first_seed": first_seed, "by_seed": seconds},
+    }
+
+
+def test_gains_are_of_pairs_of_one_seed_each() -> None:
+    """Twice as soon in every run is twice as soon, however much the runs differ."""
+    base = made_row("random", [100.0, 300.0])
+    own = track.gain(made_row("fedbuff", [50.0, 150.0]), base)
+    assert own is not None
+    assert (own.mean, own.low, own.high) == pytest.approx((2.0, 2.0, 2.0))
+    for other in ([50.0, None], [50.0, 150.0, 70.0]):
+        assert track.gain(made_row("fedbuff", other), base) is None
+    assert track.gain(made_row("fedbuff", [50.0, 150.0], first_seed=100), base) is None
+
+
+def test_gains_of_seeds_that_were_seen_and_of_others_stand_together() -> None:
+    seen = [made_row("random", [100.0, 300.0]), made_row("fedbuff", [50.0, 150.0])]
+    others = [made_row("random", [100.0, 300.0], 100), made_row("fedbuff", [100.0, 100.0], 100)]
+    text = track.gains_markdown({"0 to 1": seen, "100 to 101": others})
+    header, _, first, second = text.splitlines()
+    assert header == "| policy | seeds | `alike` |"
+    assert first == "| `fedbuff` | 0 to 1 | 2.0 (2.0 to 2.0) |"
+    assert second.startswith("| `fedbuff` | 100 to 101 | 2.0 (")
+    assert second != first.replace("0 to 1", "100 to 101")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of its own, which processes that are started find too."""
+    monkeypatch.setattr(torchvision_data, "_PACKAGED", tmp_path / "nowhere")
+    monkeypatch.setattr(
+        torchvision_data, "download_dataset", lambda folder, name, words, report: "no network"
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "flower-client-scheduling"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the cache folder is set as on Linux")
+def test_a_convolutional_model_on_made_images(cache: Path, tmp_path: Path) -> None:
+    write_idx_dataset(cache, num_train=2000)
+    flags = ["--training", "--task", "fashion", "--policy", "proportional-fair", "--seeds", "2"]
+    out = ["--mode", "buffered", "--processes", "1", "--out", str(tmp_path / "out")]
+    assert main(["league", *flags, *out]) == 0
+    found = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert [row["policy"] for row in found] == [
+        "proportional-fair buffered",
+        "proportional-fair buffered by N",
+    ]
+    for row in found:
+        assert (row["course"], row["reached"], row["first_seed"]) == ("fashion", 2, 0)
+        assert np.mean(row["by_seed"]) == pytest.approx(row["seconds"], abs=0.1)
+        assert row["slowest_quarter"] > 0.7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the cache folder is set as on Linux")
+def test_a_task_without_data_says_where_they_belong(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["league", "--training", "--task", "fashion", "--out", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "install Debian's package dataset-fashion-mnist, or put train-images" in line
+    assert line.endswith(str(cache / "FashionMNIST" / "raw"))
+
+
+def test_all_tasks_are_those_whose_data_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetch(dataset: str) -> None:
+        if dataset == "fashion-mnist":
+            raise DataUnavailableError("fashion-mnist cannot be fetched")
+
+    monkeypatch.setattr(benchmark_cli, "fetch_data", fetch)
+    assert benchmark_cli.tasks_with_data() == [name for name in track.TASKS if name != "fashion"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "task fashion is left out: fashion-mnist cannot be fetched"
 
 
 @pytest.mark.usefixtures("mnist")
