@@ -289,7 +289,7 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for cell in (_cell, _slowest):
         lines += ["", f"| policy | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
-        for name in dict.fromkeys(row["policy"] for row in found):
+        for name in _names(found):
             cells = [cell(by_place.get((task, name))) for task in tasks]
             lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines[1:]) + "\n"
@@ -325,13 +325,20 @@ def gains_markdown(
     tasks = [name for name in TASKS if any(row["course"] == name for row in last)]
     lines = [f"| policy | seeds | {' | '.join(f'`{name}`' for name in tasks)} |"]
     lines.append("|---" * (len(tasks) + 2) + "|")
-    for name in dict.fromkeys(row["policy"] for row in last if row["policy"] != base):
+    for name in _names(last, without=base):
         for seeds, own in found.items():
             by_place = {(row["course"], row["policy"]): row for row in own}
             cells = [_gain_cell(by_place, task, name, base) for task in tasks]
             if any(cells):
                 lines.append(f"| `{name}` | {seeds} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _names(found: Sequence[Mapping[str, Any]], without: str = "") -> list[str]:
+    """Return the policies of rows: the suite's in its order, then others as they come."""
+    own = dict.fromkeys(row["policy"] for row in found if row["policy"] != without)
+    suite = [each.name for each in CONTESTANTS if each.name in own]
+    return list(dict.fromkeys([*suite, *own]))
 
 
 def _gain_cell(

@@ -36,8 +36,12 @@ def test_tables_of_the_guidance_are_made_of_their_results() -> None:
     header = next(line for line in text.splitlines() if line.startswith("| scenario |"))
     shown = [name.strip(" `") for name in header.strip("|").split("|")[1:]]
     assert markdown(found, shown) in text
-    runs = json.loads((ROOT / "docs/policies/league-training.json").read_text())
-    assert training_track.markdown(runs) in text
+    folder = ROOT / "docs/policies"
+    names = ("league-training.json", "league-training-held-out.json")
+    runs, held_out = (json.loads((folder / name).read_text()) for name in names)
+    assert f"\n{training_track.markdown(runs)}\n<!-- end -->" in text
+    gains = training_track.gains_markdown({"0 to 9": runs, "100 to 109": held_out})
+    assert f"\n{gains}\n<!-- end -->" in text
 
 
 def table_writer() -> ModuleType:

@@ -1,0 +1,119 @@
+"""Sentences of the guidance on seconds to an accuracy, made of the rows that its tables show."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from paths import ROOT
+
+from flower_scheduling.simulation.benchmark.training_track import TASKS, gain
+
+FOLDER = ROOT / "docs/policies"
+BUFFERED = ("cs-ucb-q-loss buffered", "proportional-fair buffered", "random buffered", "fedbuff")
+
+
+def rows(name: str) -> dict[tuple[str, str], dict[str, Any]]:
+    found = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    return {(row["course"], row["policy"]): row for row in found}
+
+
+SEEN = rows("league-training.json")
+HELD_OUT = rows("league-training-held-out.json")
+SHOWN = [task for task in TASKS if (task, "random") in SEEN]
+TEXT = " ".join((FOLDER / "which-policy.md").read_text(encoding="utf-8").split())
+
+
+def times_as_long(policy: str, other: str, task: str) -> float:
+    return float(SEEN[task, policy]["seconds"] / SEEN[task, other]["seconds"])
+
+
+def span(policy: str, other: str) -> str:
+    ratios = [times_as_long(policy, other, task) for task in SHOWN]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
+def below_random(policy: str, task: str) -> float:
+    """Return how much less accurate the model is on the slowest quarter's data."""
+    own, base = (SEEN[task, name]["slowest_quarter"] for name in (policy, "random"))
+    return round(float(base - own), 3)
+
+
+def listed(names: list[str]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))
+
+
+def soonest(policy: str) -> str:
+    """Return the tasks on which a policy is the first of all rows."""
+    found = []
+    for task in SHOWN:
+        reached = {name: row["seconds"] for (of, name), row in SEEN.items() if of == task}
+        least = min((each for each in reached.values() if each), default=None)
+        if reached.get(policy) == least:
+            found.append(task)
+    return listed(found)
+
+
+def gains() -> dict[tuple[str, str], tuple[Any, Any]]:
+    """Return the gains over random rounds on the seeds of the table and on others."""
+    found = {}
+    for task, name in HELD_OUT:
+        if name == "random" or not {(task, name), (task, "random")} <= SEEN.keys() & HELD_OUT:
+            continue
+        pair = [gain(of[task, name], of[task, "random"]) for of in (SEEN, HELD_OUT)]
+        if all(pair):
+            found[task, name] = (pair[0], pair[1])
+    return found
+
+
+def half_widths() -> list[float]:
+    """Return half of each interval's length relative to its mean."""
+    return [
+        (row["high"] - row["low"]) / 2 / row["seconds"]
+        for row in SEEN.values()
+        if row["seconds"] and row["runs"] == 10
+    ]
+
+
+def claims() -> list[str]:
+    pairs = gains()
+    within = {key: a.low <= b.mean <= a.high for key, (a, b) in pairs.items()}
+    half, most = np.quantile(half_widths(), [0.5, 0.9])
+    fair = [below_random(name, t) for name in BUFFERED[1:3] for t in SHOWN]
+    loss = {task: below_random("cs-ucb-q-loss buffered", task) for task in ("paper", "stragglers")}
+    longer = [
+        times_as_long("proportional-fair buffered by N", "proportional-fair buffered", task)
+        for task in SHOWN
+        if (task, "proportional-fair buffered by N") in SEEN
+    ]
+    worst = times_as_long("cs-ucb-q-loss buffered by N", "cs-ucb-q-loss buffered", "stragglers")
+    return [
+        f"are {span('random', 'random buffered')} times sooner than random rounds on every task",
+        f"`proportional-fair` is the soonest on {soonest('proportional-fair buffered')},",
+        f"`cs-ucb-q-loss` on {soonest('cs-ucb-q-loss buffered')}.",
+        f"random selection with our weights is {span('fedbuff', 'random buffered')} times as soon",
+        f"at most {max(fair):.3f} against random rounds, on all tasks",
+        f"`cs-ucb-q-loss` gives up {loss['paper']:.3f} on the paper's data and"
+        f" {loss['stragglers']:.3f} where stragglers alone hold two digits, `fedbuff`"
+        f" {below_random('fedbuff', 'stragglers'):.3f} there, and `cs-ucb-q-adaptive`, in rounds,"
+        f" {below_random('cs-ucb-q-adaptive', 'stragglers'):.3f}",
+        f"take up to {max(longer):.1f} times as long as of half of N, and `cs-ucb-q-loss`"
+        f" {worst:.1f} times on `stragglers`",
+        f"Half of the intervals are within {half:.0%} of their mean, nine in ten within {most:.0%}",
+        f"{sum(within.values())} of {len(pairs)} gains over random rounds lie within the interval"
+        " of seeds 0 to 9",
+        *(
+            f"`{name}` on `{task}`, {pairs[task, name][0].mean:.1f} and"
+            f" {pairs[task, name][1].mean:.1f} times"
+            for (task, name), inside in within.items()
+            if not inside
+        ),
+    ]
+
+
+@pytest.mark.parametrize("sentence", claims())
+def test_sentences_are_made_of_the_results(sentence: str) -> None:
+    assert sentence in TEXT
