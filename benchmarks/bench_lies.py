@@ -38,6 +38,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
     **SCENARIOS["ideal"],
     **{"scenario": "ideal", "partitioner": "dirichlet:0.1", "eval-every": 10_000},
     **{"batch-size": 16, "learning-rate": 0.02, "checkpoint-every": 0},
+    "num-spare": 0,  # shares are of rounds of N
 }
 GUARDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "without": {"accept-unchanged": True, "loss-quantile": 1.0},

@@ -124,7 +124,7 @@ def _train(message: Message, context: Context) -> Message:
             client.targets,
             batch_size=run.batch_size,
             learning_rate=run.learning_rate,
-            local_steps=run.local_steps,
+            local_steps=request.local_steps or run.local_steps,
             rng=minibatch_rng(run.seed, node.partition_id, request.server_round, request.repeat),
             proximal_mu=request.proximal_mu,
         )
@@ -140,6 +140,9 @@ def _train(message: Message, context: Context) -> Message:
         protocol.METRICS: new_record(MetricRecord, metrics),
         protocol.TIMING: new_record(ConfigRecord, timing),
     }
+    if request.local_steps is not None:
+        done = {protocol.LOCAL_STEPS: request.local_steps}
+        content[protocol.REQUEST] = new_record(ConfigRecord, done)
     return new_reply(message, new_record(RecordDict, content))
 
 

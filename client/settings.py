@@ -190,6 +190,8 @@ class TrainRequest(Section):
         How often the client was asked before in this step.
     data_digest : str
         Digest of the server's data set; empty: it is not compared.
+    local_steps : int, >= 1, or None
+        Steps to make instead of those of the run configuration.
     """
 
     where: ClassVar[str] = "request "
@@ -199,6 +201,7 @@ class TrainRequest(Section):
     report: Text = ""
     repeat: int = Field(0, ge=0)
     data_digest: Text = ""
+    local_steps: int | None = Field(None, ge=1)
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:

@@ -37,6 +37,9 @@ SECTIONS: Final = {
         "max-staleness",
         "staleness-discount",
         "even-weights",
+        "local-work",
+        "least-work",
+        "most-work",
     ),
     "Training": (
         "rounds",

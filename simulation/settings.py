@@ -13,6 +13,7 @@ from flower_scheduling.client.link.model import ComputeModel, LinkModel
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.server.settings.base import CompressionSettings, Settings, setting
 from flower_scheduling.server.settings.run import LONGEST_WAIT_S, ServerConfig
+from flower_scheduling.strategies.deadline import AUTO
 
 from .environments.nonstationary import NonstationaryEnvironment
 from .environments.paper import Environment
@@ -123,7 +124,9 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
         )
         most = self.num_clients - self.num_selected
         self.require(
-            "num_spare", self.num_spare <= most, f"at most num-clients - num-selected = {most}"
+            "num_spare",
+            self.num_spare == AUTO or self.num_spare <= most,
+            f"at most num-clients - num-selected = {most}",
         )
         self.require(
             "min_clients",
@@ -152,6 +155,11 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
         if self.compute_law == "pareto":
             self.require("compute_shape", self.compute_shape > 1, "above 1, for a mean of 1")
         return self
+
+    @property
+    def spare(self) -> int:
+        """Spare clients, M, of those that there are."""
+        return min(super().spare, self.num_clients - self.num_selected)
 
     @property
     def label(self) -> str:

@@ -235,6 +235,9 @@ class SchedulingPolicy(ABC):
     """Arrays whose last axis is the arms, and the value of a new arm."""
     _per_row: ClassVar[tuple[str, ...]] = ()
     """Arrays of the batch's shape."""
+    over_asking: ClassVar[float] = 1.0
+    """How many times N clients it asks for in rounds, of which the first N to answer count, unless
+    a number of spare clients is given."""
     _settings: ClassVar[tuple[str, ...]] = ("num_selected", "tau_max_s")
     """Scalars without which what was learned means something else."""
 

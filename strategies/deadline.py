@@ -131,13 +131,18 @@ class AutoDeadline:
         known = self._mean[self._count > 0]
         return float(np.exp(known.max())) if known.size else math.nan
 
-    def deadline_s(self, arms: Sequence[int] | IntArray) -> float:
+    def deadline_s(
+        self, arms: Sequence[int] | IntArray, slowdown: FloatArray | None = None
+    ) -> float:
         """Return the deadline of a round of these arms [s]; nothing moves.
 
         Parameters
         ----------
         arms : sequence of int
             The super arm.
+        slowdown : (len(arms),) float64, optional
+            How many times as long as the times that were told each will take; above 1 it is given
+            so many times a_k.
         """
         if math.isnan(self._level_s):
             return self.longest_s
@@ -155,6 +160,8 @@ class AutoDeadline:
         first_s = max(_UNTRIED_LEAST_S, _UNTRIED_FACTOR * self.slowest_s)
         needed_s = np.where(untried, first_s, self._allowed_s()[chosen]) * factor
         needed_s[untried & (missed > 0) & ~retried] = 0.0
+        if slowdown is not None:
+            needed_s *= np.maximum(slowdown, 1.0)
         return min(max(self._level_s, float(needed_s.max())), self.longest_s)
 
     def tell(self, arms: Sequence[int] | IntArray, rtt_s: ArrayLike, completed: ArrayLike) -> None:

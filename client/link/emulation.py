@@ -21,11 +21,14 @@ from flower_scheduling._flwr import ClientAppCallable
 from ..settings import DeviceSettings
 from ..wire.compression import WIRE_SHARE
 from ..wire.protocol import (
+    BASE_STEPS,
     CODEC_S,
     COMPUTE_S,
     CONFIG,
     LINK_S,
+    LOCAL_STEPS,
     NUM_EXAMPLES,
+    REQUEST,
     SERVER_ROUND,
     TIMING,
 )
@@ -103,7 +106,7 @@ class EmulatedDevice:
         size = share * (bits if self.payload_bits is None else self.payload_bits)
         return float(self.link.draw_transfer_s(rng, size, self.distance_m))
 
-    def compute_s(self, rng: np.random.Generator, num_examples: int) -> float:
+    def compute_s(self, rng: np.random.Generator, num_examples: float) -> float:
         """Draw the time of a local update over so many examples [s], 0 without a rate."""
         if self.compute_rate is None:
             return 0.0
@@ -148,7 +151,7 @@ def emulation_mod(
     codec_s = _codec_s(reply)
     compute_s = time.perf_counter() - started - codec_s
     if kind == MessageType.TRAIN:
-        num_examples = _trained_examples(context.run_config, reply)
+        num_examples = _trained_examples(context.run_config, reply) * _work_share(message, reply)
         wanted_s = device.compute_s(rng, num_examples)
         if wanted_s > compute_s:
             sleep(wanted_s - compute_s)
@@ -180,6 +183,16 @@ def _trained_examples(run_config: UserConfig, reply: Message) -> int:
     records = reply.content.metric_records.values() if reply.has_content() else ()
     found = (record.get(NUM_EXAMPLES) for record in records)
     return next((int(each) for each in found if isinstance(each, int | float)), 1)
+
+
+def _work_share(message: Message, reply: Message) -> float:
+    """Return how much local work a client has done, in times of the usual one."""
+    asked = message.content.get(REQUEST)
+    done = reply.content.get(REQUEST) if reply.has_content() else None
+    if not isinstance(asked, ConfigRecord) or not isinstance(done, ConfigRecord):
+        return 1.0
+    base, steps = asked.get(BASE_STEPS), done.get(LOCAL_STEPS)
+    return steps / base if isinstance(base, int) and isinstance(steps, int) and base else 1.0
 
 
 def _codec_s(reply: Message) -> float:

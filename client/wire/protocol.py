@@ -10,7 +10,8 @@ METRICS: Final = "metrics"  # the one MetricRecord of a reply (Flower's default)
 CONFIG: Final = "config"  # ConfigRecord of a request (Flower's default)
 # A client's own timings. A ConfigRecord: Flower requires exactly one MetricRecord in a reply.
 TIMING: Final = "timing"
-# ConfigRecord of what the scheduler asks in a request, apart from CONFIG, whose keys are the app's.
+# ConfigRecord of what the scheduler asks in a request, apart from CONFIG, whose keys are the app's;
+# in a reply, of what the client has done of it.
 REQUEST: Final = "scheduling"
 CLIENT_INFO: Final = "client-info"  # ConfigRecord in the reply to a query
 
@@ -33,6 +34,9 @@ DATA_DIGEST: Final = "data-digest"  # str, digest of the server's data set; abse
 # Keys of REQUEST.
 REPORT: Final = "report"  # str, further metrics that the server asks for, space separated
 REPEAT: Final = "repeat"  # int, how often the client was asked before in this step; absent: never
+# Int >= 1, local steps that are asked for; in a reply, how many were made; absent: the app's own.
+LOCAL_STEPS: Final = "local-steps"
+BASE_STEPS: Final = "base-steps"  # int >= 1, what LOCAL_STEPS is for a client of ordinary speed
 
 # Keys of TIMING.
 COMPUTE_S: Final = "compute-s"  # float, time of the local update on the client's clock [s]

@@ -82,7 +82,7 @@ def settings_options(
         for key, field in reversed(settings.settings().items()):
             if key in without:
                 continue
-            kind: Any = _NumberOr(field.word) if field.word else field.kind
+            kind: Any = _NumberOr(field.kind, field.word) if field.word else field.kind
             text = field.help
             if key == "strategy":
                 text += policies_help()
@@ -115,10 +115,10 @@ def _joined(context: click.Context, parameter: click.Parameter, values: Any) -> 
 class _NumberOr(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
     """A number, or a word that stands for one."""
 
-    name = "float"
+    name = "number"
 
-    def __init__(self, word: str) -> None:
-        self.word = word
+    def __init__(self, kind: type[int | float | bool | str], word: str) -> None:
+        self.kind, self.word = kind, word
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -126,12 +126,13 @@ class _NumberOr(click.ParamType):  # type: ignore[type-arg]  # generic in later 
         if value == self.word:
             return self.word
         try:
-            return float(value)
+            return int(value) if self.kind is int else float(value)
         except ValueError:
-            self.fail(f"{value!r} is no number, and not {self.word!r}.", param, ctx)
+            what = "whole number" if self.kind is int else "number"
+            self.fail(f"{value!r} is no {what}, and not {self.word!r}.", param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"FLOAT|{self.word}"
+        return f"{'INTEGER' if self.kind is int else 'FLOAT'}|{self.word}"
 
 
 class _WholeText(click.types.StringParamType):

@@ -55,7 +55,7 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
                 line[name] = values
     if record.late_updates:
         line["late_updates"] = [
-            {"arm": result.arm, **{name: getattr(result, name) for name in _LATE_COLUMNS}}
+            {"arm": result.arm, **{name: getattr(result, name) for name in _late_columns(result)}}
             for result in record.late_updates
         ]
     if record.picks:
@@ -188,6 +188,15 @@ def _late_updates(value: object) -> bool:
 def _late_values(update: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a late update that its line's version had."""
     return {name: update[name] for name in _LATE_COLUMNS if name in update}
+
+
+def _late_columns(result: ArmResult) -> list[str]:
+    """Return the columns of a late update's line."""
+    return [
+        name
+        for name, column in _LATE_COLUMNS.items()
+        if column.when is not When.IF_ANY or is_any(getattr(result, name))
+    ]
 
 
 def _scores(value: object) -> bool:

@@ -23,6 +23,7 @@ from flower_scheduling.client.wire.compression import Compression
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.schema import Strict, kebab
 from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
+from flower_scheduling.strategies.over_asking import GivenSpares
 
 _BEYOND_INT: Final = 2**63  # for Flower's messages and numpy alike
 
@@ -48,6 +49,22 @@ def _deadline(value: object, info: ValidationInfo) -> GivenDeadline:
 
 Deadline: TypeAlias = Annotated[GivenDeadline, PlainValidator(_deadline)]
 """Type of a setting that is a deadline [s], or ``auto``."""
+
+
+def _spares(value: object, info: ValidationInfo) -> GivenSpares:
+    """Return a number of clients, or the word for the policy's own."""
+    if value == AUTO:
+        return "auto"
+    key = kebab(info.field_name or "")
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(key, value, f"must be a whole number or {AUTO}")
+    if value < 0:
+        raise ConfigError(key, value, "must be at least 0")
+    return value
+
+
+Spares: TypeAlias = Annotated[GivenSpares, PlainValidator(_spares)]
+"""Type of a setting that is a number of spare clients, or ``auto``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ from flower_scheduling.strategies import (
     parse_floors,
     parse_options,
 )
+from flower_scheduling.strategies.deadline import AUTO
+from flower_scheduling.strategies.over_asking import spares_of
 
 from ..monitoring.trackers.catalog import TRACKERS, tracker_names
-from .base import Deadline, Settings, setting
+from .base import Deadline, Settings, Spares, setting
 
 LONGEST_WAIT_S: Final = 7 * 86400.0
 
@@ -36,10 +38,10 @@ class ServerConfig(Settings):
 
     strategy: str = setting("cs-ucb-q-adaptive", "Scheduling policy.")
     num_selected: int = setting(5, "Clients per round, N (the radio channels).", ge=1)
-    num_spare: int = setting(
-        0,
-        "Spare clients, M: N + M are asked, and a round ends when N have answered.",
-        ge=0,
+    num_spare: Spares = setting(
+        "auto",
+        "Spare clients, M: N + M are asked, and a round ends when N have answered; auto: none, but "
+        "for oort, which asks 1.3 N.",
     )
     late_updates: Literal["use", "drop"] = setting(
         "drop", "Updates of spare clients that come later: use them in the next step, or drop them."
@@ -66,6 +68,17 @@ class ServerConfig(Settings):
         "auto",
         "Buffered: true: updates weigh less the more of them their client delivers; auto: unless "
         "the policy selects by what clients report.",
+    )
+    local_work: Literal["equal", "equal-time"] = setting(
+        "equal",
+        "Local steps of a round: local-steps for all, or equal-time: as many as fit into the time "
+        "of the N-th fastest client.",
+    )
+    least_work: float = setting(
+        0.25, "equal-time: fewest steps, in times of local-steps.", gt=0, le=1
+    )
+    most_work: float = setting(
+        4.0, "equal-time: most steps, in times of local-steps.", ge=1, le=1e6
     )
     strategy_option: str = setting(
         "", "Parameters of the policy, KEY=VALUE; several with commas between."
@@ -135,10 +148,18 @@ class ServerConfig(Settings):
         words = ("auto", "true", "false")
         self.require("even_weights", self.even_weights in words, "one of " + ", ".join(words))
         self.require("buffer_size", buffered or not self.buffer_size, "0 without mode = buffered")
-        self.require("num_spare", not (buffered and self.num_spare), "0 with mode = buffered")
+        allowed = not buffered or self.num_spare in (0, AUTO)
+        self.require("num_spare", allowed, "0 with mode = buffered")
         drops = self.late_updates == "drop"
-        self.require("late_updates", drops or self.num_spare > 0, "drop with num-spare = 0")
+        self.require("late_updates", drops or self.spare > 0, "drop without num-spare")
         return self
+
+    @property
+    def spare(self) -> int:
+        """Spare clients, M."""
+        if self.num_spare != AUTO:
+            return self.num_spare
+        return 0 if self.mode == "buffered" else spares_of(self.strategy, self.num_selected)
 
     def server_config(self) -> ServerConfig:
         """Return the part that ServerApp and ClientApps see, without what a subclass adds."""

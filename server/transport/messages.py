@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from flwr.app import Error, Message
+from flwr.app import Array, Error, Message
 
 from flower_scheduling._flwr import ErrorCode, set_message_id, set_source
 from flower_scheduling.client.wire.compression import (
     NO_COMPRESSION,
     Compression,
+    Encoder,
     SentModel,
     value_encoder,
 )
-from flower_scheduling.client.wire.frames import Packed
+from flower_scheduling.client.wire.frames import Buffer, Packed
 from flower_scheduling.client.wire.packing import pack, pack_content, unpack
 from flower_scheduling.reasons import TIMEOUT, UNREADABLE
 from flower_scheduling.strategies.flower import Exchange
@@ -37,6 +38,7 @@ def pack_all(
     returned too: replies are updates of them.
     """
     contents: dict[tuple[int, str], Packed] = {}
+    encoders: dict[str, Encoder | None] = {}
     models: dict[int, SentModel] = {}
     for message in messages:
         set_message_id(message, next(message_ids))
@@ -45,10 +47,26 @@ def pack_all(
             kind = compression.down if can(message.metadata.dst_node_id, compression.down) else ""
             place = id(message.content), kind
             if (content := contents.get(place)) is None:
-                content = contents[place] = pack_content(message.content, value_encoder(kind))
+                if kind not in encoders:  # unlike contents may have the same arrays
+                    encoders[kind] = _encoding_once(value_encoder(kind))
+                content = contents[place] = pack_content(message.content, encoders[kind])
             if compression and (model := models.get(place[0])) is None:
                 model = models[place[0]] = SentModel(message.content)
         yield message, pack(message, content), model
+
+
+def _encoding_once(encoder: Encoder | None) -> Encoder | None:
+    """Return an encoder that encodes each array once, however often it is asked for it."""
+    if encoder is None:
+        return None
+    found: dict[int, tuple[int, Buffer] | None] = {}
+
+    def encode(name: str, key: str, array: Array) -> tuple[int, Buffer] | None:
+        if id(array) not in found:
+            found[id(array)] = encoder(name, key, array)
+        return found[id(array)]
+
+    return encode
 
 
 def exchange_of(request: Request) -> Exchange:

@@ -115,12 +115,12 @@ def benchmark(
         chosen_seeds = range(first, first + (seeds or _QUICK_SEEDS))
         _train(tasks, strategies, mode, chosen_seeds, out, processes, cluster)
         return
-    for flag, given in (
+    for flag, unfit in (
         ("--mode", mode is not None),
         ("--task", bool(tasks)),
         ("--first-seed", first_seed is not None),
     ):
-        if given:
+        if unfit:
             needed = "--training" if flag == "--task" else "--training or --app"
             raise click.UsageError(
                 f"{flag} needs {needed}: what is compared here is time in rounds"

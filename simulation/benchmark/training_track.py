@@ -58,6 +58,13 @@ class Contestant:
 BY_N: Final = "buffered by N"
 """Buffered steps of as many updates as rounds have, so that each counts for as much."""
 
+BY_SPEED: Final = "by speed"
+"""Clients are asked for as much work as fits into the same time."""
+_BY_SPEED: Final = {"local-work": "equal-time"}
+# Stand for numbers that depend on that of the clients of a round, N.
+_ALL: Final = -1  # N
+_THREE_TENTHS: Final = -2  # 0.3 N, rounded down
+
 # The leading policies, those to beat, and the shortest rounds that the floors allow; in buffered
 # mode with steps of half as many updates.
 CONTESTANTS: Final = (
@@ -77,9 +84,20 @@ CONTESTANTS: Final = (
     Contestant(
         "pisces", "buffered", {"staleness-discount": 0.5, "even-weights": "false"}, "pisces"
     ),
-    Contestant("cs-ucb-q-loss", "buffered", {"buffer-size": -1}, f"cs-ucb-q-loss {BY_N}"),
-    Contestant("proportional-fair", "buffered", {"buffer-size": -1}, f"proportional-fair {BY_N}"),
-    Contestant("cs-ucb-adaptive", "buffered", {"buffer-size": -1}, f"cs-ucb-adaptive {BY_N}"),
+    Contestant("cs-ucb-q-loss", "buffered", {"buffer-size": _ALL}, f"cs-ucb-q-loss {BY_N}"),
+    Contestant("proportional-fair", "buffered", {"buffer-size": _ALL}, f"proportional-fair {BY_N}"),
+    Contestant("cs-ucb-adaptive", "buffered", {"buffer-size": _ALL}, f"cs-ucb-adaptive {BY_N}"),
+    # Bonawitz et al., "Towards federated learning at scale: system design", 2019: 1.3 N clients at
+    # random are asked, and the first N to answer count.
+    Contestant("random", "rounds", {"num-spare": _THREE_TENTHS}, "over-asking"),
+    *(
+        Contestant(policy, "rounds", _BY_SPEED, f"{policy} {BY_SPEED}")
+        for policy in ("cs-ucb-q-loss", "cs-ucb-q-adaptive", "random")
+    ),
+    *(
+        Contestant(policy, "buffered", _BY_SPEED, f"{policy} buffered {BY_SPEED}")
+        for policy in ("cs-ucb-q-loss", "proportional-fair", "random")
+    ),
 )
 
 
@@ -386,8 +404,10 @@ def _train(task: str, each: Contestant, seed: int) -> Arrays:
         "mode": each.mode,
         **each.settings,
     }
-    if chosen.get("buffer-size") == -1:
-        chosen["buffer-size"] = chosen["num-selected"]
+    numbers = {_ALL: chosen["num-selected"], _THREE_TENTHS: 3 * chosen["num-selected"] // 10}
+    for key in ("buffer-size", "num-spare"):
+        if key in chosen:
+            chosen[key] = numbers.get(chosen[key], chosen[key])
     if each.mode == "buffered":  # with half as many updates there are twice as many steps
         chosen["rounds"] *= 2
     config = SimulationConfig.from_mapping(chosen)

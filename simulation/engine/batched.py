@@ -34,13 +34,16 @@ from flower_scheduling.strategies import (
     RoundContext,
     RoundOutcome,
     SchedulingPolicy,
+    Selection,
     build_policy,
     parse_floors,
 )
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
 from flower_scheduling.strategies.deadline import AUTO
+from flower_scheduling.strategies.floors import QueuePolicy
 from flower_scheduling.strategies.flower.replies import LARGEST_VALUE
 from flower_scheduling.strategies.flower.strategy import BUFFERED
+from flower_scheduling.strategies.local_work import EQUAL_TIME, WorkBySpeed
 from flower_scheduling.strategies.registry import channel_params, find_policy
 
 from ..settings import SimulationConfig
@@ -67,7 +70,6 @@ _SUPPORTED: Final[Mapping[str, object]] = {
     "aggregation_option": "",
     "client_eval_every": 0,
     "late_updates": "drop",
-    "num_spare": 0,
     "max_share": 1.0,
     "max_update_norm": 0.0,
     "joins": "",
@@ -225,6 +227,18 @@ def client_accuracies(curve: TrainingCurve, clients: IntArray) -> FloatArray:
     return np.array(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """A spare client that works on when its round has ended, and what will become known of it."""
+
+    end_s: float
+    arm: int
+    steps: int
+    time_s: float
+    compute_s: float
+    on_time: bool
+
+
 class BatchedRun:
     """State of one run.
 
@@ -247,7 +261,7 @@ class BatchedRun:
         self._like = model
         self._model: WeightArray = flat_weights(model)
         self._updates: WeightArray = np.empty(
-            (config.num_selected, self._model.size), dtype=np.float32
+            (config.num_selected + config.spare, self._model.size), dtype=np.float32
         )
         self._data = _ClientData(config, data)
         self._modules = None
@@ -261,8 +275,11 @@ class BatchedRun:
         assert config.tau_max_s != AUTO
         self._deadline_s = min(config.tau_max_s, _LONGEST_ROUND_S)
         self._busy_until_s: FloatArray = np.zeros(config.num_clients)
+        self._work = _work_by_speed(config)
         self._time_s = 0.0
+        self._selections: IntArray = np.zeros(config.num_clients, dtype=np.int64)
         self._failures: IntArray = np.zeros(config.num_clients, dtype=np.int64)
+        self._late: list[_Late] = []  # spare clients of earlier rounds that still work
         self._begin()
 
     def _begin(self) -> None:
@@ -285,7 +302,7 @@ class BatchedRun:
             time_s=np.array(evaluator.times_s),
             accuracy=np.array(evaluator.accuracies()),
             loss=np.array(evaluator.losses()),
-            selections=self._policy.play_count.copy(),
+            selections=self._selections,
             failures=self._failures,
             weights=split_weights(self._like, self._model),
         )
@@ -297,36 +314,121 @@ class BatchedRun:
         self._note_sizes(available)
         selection = self._policy.ask(RoundContext(t, available))
         arms = selection.positions
+        steps = self._ask_steps(arms, available)
 
-        # Summed as there: another order of additions changes the last digit.
-        time_s = draw.compute_s + (draw.download_s + draw.upload_s)
+        # Computed as there: another order of operations changes the last digit.
+        compute_s = draw.compute_s.copy()
+        compute_s[arms] *= steps / self._config.local_steps
+        time_s = compute_s + (draw.download_s + draw.upload_s)
         completed = (time_s < self._deadline_s) & ~draw.failed
-        on_time = completed.take(arms)
         begin_s = self._time_s
-        if not on_time.all():
-            self._time_s += self._deadline_s
-            if self._config.late == "busy":
-                late = arms[~on_time & ~draw.failed.take(arms)]
-                self._busy_until_s[late] = begin_s + time_s[late]
-        elif arms.size:
-            self._time_s += float(time_s.take(arms).max())
+        if self._config.late == "busy":
+            slow = arms[~completed.take(arms) & ~draw.failed.take(arms)]
+            self._busy_until_s[slow] = begin_s + time_s[slow]
+        length_s, waited = self._length(arms, time_s, completed)
+        self._time_s += length_s
+        for arm, number in zip(arms[~waited].tolist(), steps[~waited].tolist(), strict=True):
+            self._put_off(arm, begin_s, number, time_s[arm], compute_s[arm], completed[arm])
+        arms, steps = arms[waited], steps[waited]
+        on_time = completed.take(arms)
 
         delivered = arms[on_time]
         reported = {name: np.full(available.shape, np.nan) for name in self._reports}
         if "local_accuracy" in reported:
             reported["local_accuracy"] = self._data.local_accuracies(self._model, delivered)
+        told_s = time_s.copy()
         if delivered.size:
-            loss, usable = self._step(t, delivered)
+            loss, usable = self._step(t, delivered, steps[on_time])
             if "loss" in reported:
                 reported["loss"][delivered] = loss
             useless = delivered[~usable]
             completed[useless] = False
             for values in reported.values():
                 values[useless] = np.nan
-        self._policy.tell(selection, RoundOutcome(time_s, completed, reported))
+            for arm, number in zip(delivered[usable].tolist(), steps[on_time][usable], strict=True):
+                told_s[arm] = self._learn_work(arm, int(number), time_s[arm], compute_s[arm])
+        mask = np.zeros_like(selection.mask)
+        mask[arms] = True
+        self._tell(Selection(selection.context, mask, selection.drawn), told_s, completed, reported)
+        self._selections[arms] += 1
         self._failures[arms] += ~completed.take(arms)
         if self._hook is not None:
-            self._hook(t, selection.mask, selection.mask & completed, self._time_s)
+            self._hook(t, mask, mask & completed, self._time_s)
+
+    def _length(
+        self, arms: IntArray, time_s: FloatArray, completed: BoolArray
+    ) -> tuple[float, BoolArray]:
+        """Return how long a round of these clients is [s], and which of them are waited for."""
+        if not arms.size:
+            return 0.0, np.zeros(0, dtype=np.bool_)
+        done = completed.take(arms)
+        ends_s = np.where(done, time_s.take(arms), self._deadline_s)
+        length_s = float(ends_s.max())
+        needed = self._config.num_selected
+        if self._config.spare and np.count_nonzero(done) >= needed:
+            enough_s = np.partition(ends_s[done], needed - 1)[needed - 1]
+            owed = ends_s[np.isin(arms, self._owed())]
+            length_s = float(max(enough_s, owed.max(initial=0.0)))
+        return length_s, ends_s <= length_s
+
+    def _owed(self) -> IntArray:
+        """Return the clients that are owed a round or more, which are waited for."""
+        policy = self._policy
+        owed = isinstance(policy, QueuePolicy) and policy.virtual_queue >= 1.0
+        return np.flatnonzero(owed)
+
+    def _put_off(
+        self, arm: int, begin_s: float, steps: int, time_s: float, compute_s: float, on_time: bool
+    ) -> None:
+        """Note what is known of a spare client at a later time, until when it is busy."""
+        end_s = begin_s + (time_s if on_time else self._deadline_s)
+        self._busy_until_s[arm] = max(self._busy_until_s[arm], end_s)
+        self._late.append(_Late(end_s, arm, steps, time_s, compute_s, on_time))
+
+    def _tell(
+        self,
+        selection: Selection,
+        told_s: FloatArray,
+        completed: BoolArray,
+        reported: Mapping[str, FloatArray],
+    ) -> None:
+        """Let the policy learn from a round, and from the late replies that have come by now."""
+        come = [each for each in self._late if each.end_s <= self._time_s]
+        if not come:
+            self._policy.tell(selection, RoundOutcome(told_s, completed, reported))
+            return
+        self._late = [each for each in self._late if each.end_s > self._time_s]
+        mask, completed = selection.mask.copy(), completed.copy()
+        for each in come:
+            mask[each.arm], completed[each.arm] = True, each.on_time
+            if each.on_time:
+                told_s[each.arm] = self._learn_work(
+                    each.arm, each.steps, each.time_s, each.compute_s
+                )
+        policy = self._policy
+        late = [each.arm for each in come]
+        before = policy.virtual_queue.copy() if isinstance(policy, QueuePolicy) else None
+        told = Selection(selection.context, mask, selection.drawn)
+        policy.tell(told, RoundOutcome(told_s, completed, reported))
+        if before is not None and isinstance(policy, QueuePolicy):  # what comes late pays no debt
+            policy.virtual_queue[late] = (before + policy.min_participation)[late]
+
+    def _ask_steps(self, arms: IntArray, there: BoolArray) -> IntArray:
+        """Return how many local steps these clients are asked for, of those that could work."""
+        if self._work is None:
+            return np.full(arms.size, self._config.local_steps)
+        return self._work.ask(arms, there)
+
+    def _learn_work(self, arm: int, steps: int, time_s: float, compute_s: float) -> float:
+        """Learn from a piece of work; return what the policy is told that it took [s]."""
+        if self._work is None:
+            return time_s
+        self._work.tell(arm, steps, time_s, compute_s)
+        return self._work.at_base_s(arm, steps, time_s, compute_s)
+
+    def _scale(self, steps: int) -> float:
+        """Return how much longer or shorter to make an update of so many steps."""
+        return 1.0 if self._work is None else self._work.scale(steps)
 
     def _note_sizes(self, available: BoolArray) -> None:
         """Set the floors when clients are seen for the first time; others count as average."""
@@ -343,7 +445,7 @@ class BatchedRun:
                 floors = floors / self._config.num_selected
             policy.min_participation = floors
 
-    def _step(self, t: int, arms: IntArray) -> tuple[FloatArray, BoolArray]:
+    def _step(self, t: int, arms: IntArray, steps: IntArray) -> tuple[FloatArray, BoolArray]:
         """Train these clients and average what is usable of it.
 
         Parameters
@@ -352,6 +454,8 @@ class BatchedRun:
             Round number.
         arms : (n,) int64, n >= 1
             The clients.
+        steps : (n,) int64, >= 1
+            Their local steps.
 
         Returns
         -------
@@ -363,34 +467,45 @@ class BatchedRun:
         data = self._data
         updates = self._updates[: arms.size]
         updates[...] = self._model
-        loss, usable = self._train(updates, t, arms)
+        loss, usable = self._train(updates, t, arms, steps)
         if not usable.all():
-            arms, updates = arms[usable], updates[usable]
+            arms, steps, updates = arms[usable], steps[usable], updates[usable]
         if arms.size:
             sizes = data.sizes[arms]
+            for row, number in zip(updates, steps.tolist(), strict=True):
+                if (scale := self._scale(number)) != 1.0:
+                    row -= self._model
+                    row *= scale
+                    row += self._model
             updates *= (sizes / sizes.sum()).astype(np.float32)[:, np.newaxis]
             self._model = updates.sum(axis=0)  # one after the other, as FedAvg does
         return loss, usable
 
     def _train(
-        self, updates: WeightArray, t: int, arms: IntArray, repeat: int = 0
+        self, updates: WeightArray, t: int, arms: IntArray, steps: IntArray, repeat: int = 0
     ) -> tuple[FloatArray, BoolArray]:
         """Train models in place, a row for each client; return losses, and which did not diverge.
 
         ``repeat`` is how often the clients were asked before in this step.
         """
-        if self._modules is not None:
-            loss = self._modules.train(updates, t, arms, repeat)
-        else:
-            loss = self._train_logistic(updates, t, arms, repeat)
+        loss: FloatArray = np.empty(arms.size)
+        for number in np.unique(steps).tolist():  # those of as many steps together
+            rows = np.flatnonzero(steps == number)
+            whole = rows.size == arms.size
+            models = updates if whole else updates[rows]
+            loss[rows] = self._train_alike(models, t, arms[rows], number, repeat)
+            if not whole:
+                updates[rows] = models
         largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
         usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
         return loss, usable
 
-    def _train_logistic(
-        self, updates: WeightArray, t: int, arms: IntArray, repeat: int
+    def _train_alike(
+        self, updates: WeightArray, t: int, arms: IntArray, steps: int, repeat: int
     ) -> FloatArray:
-        """Train logistic regression of all these clients in one pass."""
+        """Train models with so many steps each; return their losses."""
+        if self._modules is not None:
+            return self._modules.train(updates, t, arms, steps, repeat)
         data = self._data
         weight, bias = split_models(self._spec, updates)
         return train_logistic(
@@ -398,7 +513,7 @@ class BatchedRun:
             bias,
             data.pixels,
             data.labels,
-            data.minibatches(t, arms, repeat),
+            data.minibatches(t, arms, steps, repeat),
             self._config.learning_rate,
             normalisation=data.normalisation,
         )
@@ -437,9 +552,9 @@ class _ClientData:
             indices = [torch.from_numpy(part) for part in self.parts]
             self._local_data = [(data.train_images[i], data.train_labels[i]) for i in indices]
 
-    def minibatches(self, t: int, arms: IntArray, repeat: int = 0) -> IntArray:
-        """Draw what these clients train on in a round, (local_steps, len(arms), batch_size)."""
-        steps, size = self._config.local_steps, self._config.batch_size
+    def minibatches(self, t: int, arms: IntArray, steps: int, repeat: int = 0) -> IntArray:
+        """Draw what these clients train on in a round, (steps, len(arms), batch_size)."""
+        size = self._config.batch_size
         batches: IntArray = np.empty((steps, arms.size, size), dtype=np.int64)
         for place, arm in enumerate(arms.tolist()):
             part = self.parts[arm]
@@ -542,7 +657,7 @@ def _build_policy(config: SimulationConfig) -> SchedulingPolicy:
     """Build the policy as the ServerApp does."""
     params = {
         "num_arms": config.num_clients,
-        "num_selected": config.num_selected,
+        "num_selected": config.num_selected + config.spare,
         "tau_max_s": config.tau_max_s,
         "rng": np.random.default_rng(config.seed),
         **config.policy_params(),
@@ -550,6 +665,13 @@ def _build_policy(config: SimulationConfig) -> SchedulingPolicy:
     if config.mode == BUFFERED:
         params |= channel_params(find_policy(config.strategy), config.num_selected)
     return build_policy(config.strategy, **params)
+
+
+def _work_by_speed(config: SimulationConfig) -> WorkBySpeed | None:
+    """Return how clients' work is set, if not equally."""
+    if config.local_work != EQUAL_TIME:
+        return None
+    return WorkBySpeed(config.local_steps, config.num_selected, config.least_work, config.most_work)
 
 
 def split_models(spec: ImageSpec, models: WeightArray) -> tuple[WeightArray, WeightArray]:

@@ -33,6 +33,8 @@ class _Work:
     begin_s: float
     time_s: float
     on_time: bool
+    steps: int
+    compute_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class _Delivered:
     version: int
     sent: WeightArray
     trained: WeightArray
+    steps: int
 
 
 class BufferedRun(BatchedRun):
@@ -90,13 +93,15 @@ class BufferedRun(BatchedRun):
             if not selection.positions.size:
                 break
             arm = int(selection.positions[0])
-            time_s = float(draw.compute_s[arm] + (draw.download_s[arm] + draw.upload_s[arm]))
+            steps = int(self._ask_steps(selection.positions[:1], available | self._at_work)[0])
+            compute_s = float(draw.compute_s[arm] * (steps / config.local_steps))
+            time_s = float(compute_s + (draw.download_s[arm] + draw.upload_s[arm]))
             on_time = bool(time_s < self._deadline_s and not draw.failed[arm])
             if time_s >= self._deadline_s and config.late == "busy" and not draw.failed[arm]:
                 self._busy_until_s[arm] = self._time_s + time_s
             work = _Work(
                 arm, selection, t, asked[arm], self._version, self._model, self._time_s, time_s,
-                on_time,
+                on_time, steps, compute_s,
             )  # fmt: skip
             asked[arm] += 1
             self._sent += 1
@@ -137,18 +142,22 @@ class BufferedRun(BatchedRun):
         selection = Selection(context, work.selection.mask, work.selection.drawn)
         times: FloatArray = np.full(shape, np.nan)
         times[arm] = work.time_s
+        if trained is not None:
+            times[arm] = self._learn_work(arm, work.steps, work.time_s, work.compute_s)
         self._policy.tell(selection, RoundOutcome(times, selection.mask & usable, reported))
+        self._selections[arm] += 1
         self._failures[arm] += not usable
         if self._hook is not None:
             self._hook(self._step_number, selection.mask, selection.mask & usable, self._time_s)
         if not usable or trained is None:
             return []
-        return [_Delivered(arm, work.version, work.model, trained)]
+        return [_Delivered(arm, work.version, work.model, trained, work.steps)]
 
     def _trained(self, work: _Work) -> tuple[WeightArray | None, float]:
         """Return the model that a client has trained, none if it has diverged, and its loss."""
         updates = work.model[np.newaxis].copy()
-        loss, usable = self._train(updates, work.step, np.array([work.arm]), work.repeat)
+        one: IntArray = np.array([work.arm])
+        loss, usable = self._train(updates, work.step, one, np.array([work.steps]), work.repeat)
         return (updates[0] if usable[0] else None), float(loss[0])
 
     def _step_from(self, delivered: list[_Delivered]) -> None:
@@ -161,6 +170,7 @@ class BufferedRun(BatchedRun):
             scale = length * (1.0 + self._version - each.version) ** (
                 -self._config.staleness_discount
             )
+            scale *= self._scale(each.steps)
             if each.sent is self._model and scale == 1.0:
                 row[...] = each.trained
                 continue

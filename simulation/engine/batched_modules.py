@@ -47,7 +47,7 @@ class ModuleTrainer:
         self._test_labels = data.test_labels
 
     def train(
-        self, models: NDArray[np.float32], t: int, arms: IntArray, repeat: int = 0
+        self, models: NDArray[np.float32], t: int, arms: IntArray, steps: int, repeat: int = 0
     ) -> FloatArray:
         """Train models in place on the data of clients.
 
@@ -59,6 +59,8 @@ class ModuleTrainer:
             Round or step in which the clients were asked.
         arms : (n,) int64
             The clients.
+        steps : int, >= 1
+            Local steps of each.
         repeat : int, >= 0
             How often they were asked before in this step.
 
@@ -79,7 +81,7 @@ class ModuleTrainer:
                     self._labels[part],
                     batch_size=config.batch_size,
                     learning_rate=config.learning_rate,
-                    local_steps=config.local_steps,
+                    local_steps=steps,
                     rng=minibatch_rng(config.seed, arm, t, repeat),
                 )
             except TrainingDivergedError:

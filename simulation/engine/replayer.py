@@ -159,6 +159,11 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
             "The run was in buffered mode, in which no client is waited for. The replay is of "
             "rounds with as many updates: it shows what waiting for whole rounds would have cost."
         )
+    if record.by_speed:
+        lines.append(
+            "Clients were asked for work by their speed, slow ones for less of it. The replay "
+            "draws these round trips for all policies: with equal work slow clients cost more."
+        )
     if reproduced(record, found) is False:
         lines.append(
             "Replayed, the policy of the run takes another time than was recorded: round trips "

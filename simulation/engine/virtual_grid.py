@@ -40,7 +40,14 @@ from flower_scheduling._flwr import (
 from flower_scheduling.client.app_runner import describe
 from flower_scheduling.client.wire.arrays import fast_record
 from flower_scheduling.client.wire.compression import Compression
-from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.client.wire.protocol import (
+    BASE_STEPS,
+    COMPUTE_S,
+    LINK_S,
+    LOCAL_STEPS,
+    REQUEST,
+    TIMING,
+)
 from flower_scheduling.strategies.base import FloatArray
 from flower_scheduling.strategies.flower import (
     LATE,
@@ -50,6 +57,7 @@ from flower_scheduling.strategies.flower import (
     OwnGrid,
     enough_are_in,
 )
+from flower_scheduling.strategies.flower.replies import client_steps
 
 from ..environments.paper import RoundDraw
 from .compressed_wire import CompressedWire
@@ -90,7 +98,8 @@ class VirtualGrid(OwnGrid):
     Time is virtual: an exchange costs what the clients compute, not what it would take to wait.
     Training takes download, local update and upload of the environment's draw for that round,
     evaluation takes download and local update, a query takes no time. An answer that would come
-    after the deadline is not computed.
+    after the deadline is not computed, but where clients are asked for work by their speed: a local
+    update takes as many times the draw as the client has made times the base work.
 
     Parameters
     ----------
@@ -369,7 +378,8 @@ class VirtualGrid(OwnGrid):
         received_bytes = None
         if node_id in self._failed and rtt_s > 0:  # not a query, which costs nothing
             return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
-        if rtt_s >= timeout_s:
+        asked = _steps_asked(message)
+        if rtt_s >= timeout_s and asked is None:
             return self._too_late(node_id, rtt_s, sent_bytes)
         if wire is None:
             request = new_message(message.metadata, self._own_content(message.content))
@@ -385,9 +395,13 @@ class VirtualGrid(OwnGrid):
         if self._measured is not None and rtt_s > 0:  # not a query, which costs nothing
             taken_s = self._measured.processor_s() - begin_s
             compute_s = self._factor[node_id - _FIRST_NODE_ID] * taken_s
-            rtt_s = compute_s + link_s
-            if rtt_s >= timeout_s:
-                return self._too_late(node_id, rtt_s, sent_bytes)
+        elif asked is not None and not fault and reply.has_content():
+            steps, base_steps = asked
+            done = client_steps(reply)  # an app that does not tell works as ever
+            compute_s *= 1.0 if done is None else min(done, steps) / base_steps
+        rtt_s = compute_s + link_s
+        if rtt_s >= timeout_s:
+            return self._too_late(node_id, rtt_s, sent_bytes)
         if fault:
             return Exchange(node_id, _error(message, fault), rtt_s, None, sent_bytes)
         if wire is not None:
@@ -433,6 +447,15 @@ class VirtualGrid(OwnGrid):
         if kind == MessageType.EVALUATE:
             return self._compute_s[arm], self._download_s[arm]
         return 0.0, 0.0
+
+
+def _steps_asked(message: Message) -> tuple[int, int] | None:
+    """Return the local steps that are asked for, and the base work; none if they are not."""
+    asked = message.content.get(REQUEST)
+    if not isinstance(asked, ConfigRecord):
+        return None
+    steps, base = asked.get(LOCAL_STEPS), asked.get(BASE_STEPS)
+    return (steps, base) if isinstance(steps, int) and isinstance(base, int) else None
 
 
 def _end_s(exchange: Exchange, timeout_s: float) -> float:

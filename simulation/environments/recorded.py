@@ -17,6 +17,7 @@ from flower_scheduling.server.runs.round_lines import MAX_LISTED_ARMS
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
 from flower_scheduling.strategies.deadline import AUTO, LONGEST_S, as_deadline
 from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.local_work import EQUAL_TIME
 
 from ..wording import plain
 from .paper import RoundDraw
@@ -230,6 +231,8 @@ class RunRecord:
     buffered : bool
         Whether the record is of buffered steps. ``num_rounds`` is then the number of rounds with as
         many updates, ``time_s`` what the steps took, and ``floors`` are those of rounds.
+    by_speed : bool
+        Whether clients were asked for work by their speed.
     """
 
     names: tuple[str, ...]
@@ -246,6 +249,7 @@ class RunRecord:
     measured_s: float
     option: str = ""
     buffered: bool = False
+    by_speed: bool = False
 
 
 def read_record(run_dir: Path) -> RunRecord:
@@ -319,6 +323,7 @@ def record_of(run: RecordedRun) -> RunRecord:
         measured_s=measured_s,
         option=str(run.config.get("strategy-option", "")),
         buffered=buffered,
+        by_speed=run.config.get("local-work") == EQUAL_TIME,
     )
 
 

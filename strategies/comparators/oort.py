@@ -62,9 +62,15 @@ class Oort(SchedulingPolicy):
       cannot fill go to clients tried, by utility, where the code fills up at random.
     - A failure has the time tau_max.
 
-    Left out: the choice of more clients than needed (1.3 N), the blacklist (off in the code), the
-    mixture with fairness (f = 0, the paper's default), noise for privacy, and the testing
-    selector.
+    As in the paper, 1.3 N clients are asked in a round, which ends when the first N have answered;
+    rounded down, as in the code. They are the spare clients of ``num_spare="auto"``, with which the
+    scheduler builds this policy with 1.3 N for ``num_selected``. Late updates are dropped, late
+    times are learned when they come. Not so in buffered mode, where no client waits for another
+    one, nor in studies of times without training (``league`` without ``--training``, ``replay``),
+    where the super arms of all policies are of N.
+
+    Left out: the blacklist (off in the code), the mixture with fairness (f = 0, the paper's
+    default), noise for privacy, and the testing selector.
 
     Parameters
     ----------
@@ -92,6 +98,7 @@ class Oort(SchedulingPolicy):
 
     name: ClassVar[str] = "oort"
     uses: ClassVar[tuple[str, ...]] = ("loss",)
+    over_asking: ClassVar[float] = 1.3
     _exploration_decay: ClassVar[float] = 0.98
     """Factor of the part of the places for clients never tried, from round to round."""
     _clip_quantile: ClassVar[float] = 0.95

@@ -18,7 +18,8 @@ class PyramidFl(Oort):
     its 98 % quantile, a client is in the draw with 0.7 of the utility of the last that would be in,
     and T is the 10 % quantile of the times.
 
-    Different here: as in :class:`.Oort`.
+    Different here: as in :class:`.Oort`. As there, 1.3 N clients are asked, which the code calls
+    ``overcommit``.
 
     Left out, besides what :class:`.Oort` leaves out:
 

@@ -9,7 +9,13 @@ from typing import Final
 
 from flwr.app import ArrayRecord, MetricRecord
 
-from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.client.wire.protocol import (
+    COMPUTE_S,
+    LINK_S,
+    LOCAL_STEPS,
+    REQUEST,
+    TIMING,
+)
 from flower_scheduling.columns import (
     When,
     column,
@@ -65,6 +71,10 @@ class ArmResult:
         ``None`` for the clients of a round.
     begin_s : float or None
         When its channel was given to it, since the start of the run [s]; ``None`` in rounds.
+    steps_asked : int or None
+        Local steps that it was asked for, where work is by speed [steps].
+    steps_done : int or None
+        Local steps that it reports to have made [steps].
     """
 
     arm: int
@@ -80,6 +90,11 @@ class ArmResult:
     staleness: int | None = field(default=None, metadata=column(or_none(count), when=When.IN_STEPS))
     begin_s: float | None = field(
         default=None, metadata=column(or_none(seconds), when=When.IN_STEPS)
+    )
+    steps_asked: int | None = field(default=None, metadata=column(or_none(count), when=When.IF_ANY))
+    steps_done: int | None = field(
+        default=None,
+        metadata=column(or_none(count), when=When.IF_ANY, reported=(REQUEST, LOCAL_STEPS)),
     )
 
     @property

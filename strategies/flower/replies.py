@@ -15,7 +15,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.typing import NDArray
 
 from flower_scheduling.client.wire.arrays import decode_array
-from flower_scheduling.client.wire.protocol import METRICS, OVERSIZED_CODE
+from flower_scheduling.client.wire.protocol import (
+    LOCAL_STEPS,
+    METRICS,
+    OVERSIZED_CODE,
+    REQUEST,
+)
 from flower_scheduling.columns import IsValid, columns
 from flower_scheduling.errors import ConfigError, InvalidReplyError
 from flower_scheduling.reasons import (
@@ -472,6 +477,13 @@ def reported(message: Message, metrics: MetricRecord) -> dict[str, Any]:
                 if (value := source.get(key)) is not None and is_valid(value):
                     found[name] = value
     return found
+
+
+def client_steps(message: Message) -> int | None:
+    """Return how many local steps a client reports to have made, ``None`` where it does not."""
+    record = message.content.get(REQUEST)
+    steps = record.get(LOCAL_STEPS) if isinstance(record, ConfigRecord) else None
+    return steps if type(steps) is int and 1 <= steps <= LARGEST_VALUE else None
 
 
 def _only(message: Message, kind: type[_T]) -> tuple[str, _T]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_scheduling._flwr import new_record
+from flower_scheduling._flwr import FastRecordDict, new_record
 from flower_scheduling.allocator import give_back
 from flower_scheduling.client.wire.arrays import decode_array, encode_array
 from flower_scheduling.client.wire.protocol import REPORT, REQUEST
@@ -28,6 +28,7 @@ from flower_scheduling.reasons import (
 
 from ..base import Explanation, FloatArray, Selection
 from .buffer.late import LateUpdate, LateUpdates
+from .buffer.staleness import rebased
 from .grids import SelectedNodesGrid
 from .membership import Membership
 from .policy_runner import PolicyRunner
@@ -38,6 +39,7 @@ from .round_deadline import RoundDeadline
 from .spares import Answers, SpareClients
 from .timed_grid import LOGGER, Exchange, TimedExchange
 from .updates.pieces import is_finite
+from .updates.work_by_speed import LocalWork
 from .wrapped import WrappedStrategy
 
 _MIN_TTL_S: Final = 60.0
@@ -63,6 +65,8 @@ class RoundParts:
         How many are asked, and waited for.
     late : LateUpdates
         Updates that come after their round, where they are used.
+    work : LocalWork
+        How much local work clients are asked for.
     free_form : bool
         Whether replies may have any records, keys and shapes.
     explain : bool
@@ -80,6 +84,7 @@ class RoundParts:
     deadline: RoundDeadline
     spares: SpareClients
     late: LateUpdates
+    work: LocalWork
     free_form: bool
     explain: bool
     told_of_subset: bool = False
@@ -221,6 +226,7 @@ class TrainingRound(ModelStep):
         self._sorted = SortedReplies({})
         self._late: list[int] = []
         self._late_rtt_s: dict[int, float | None] = {}
+        self._told_s: dict[int, float | None] = {}  # by arm, times of the base work
         self._late_results: list[ArmResult] = []
         self._results: list[ArmResult] = []
         self._queue: FloatArray | None = None
@@ -242,7 +248,8 @@ class TrainingRound(ModelStep):
             self._available = np.flatnonzero(self._selection.context.available).tolist()
         else:
             self.no_step = QUORUM if table.num_available else NOBODY_AVAILABLE
-        self.deadline_s = parts.deadline.of(self.arms)
+        slowdown = parts.work.ask(self.arms, table.available)
+        self.deadline_s = parts.deadline.of(self.arms, slowdown)
         self._begin_s = parts.timed.now()
 
     def configure(self, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
@@ -268,9 +275,19 @@ class TrainingRound(ModelStep):
         if len(destinations) < len(nodes):
             self._reduce(destinations, len(nodes))
         set_ttl(messages, self.deadline_s)
-        if requested := parts.policy.requested_metrics:
-            for message in messages:
-                message.content[REQUEST] = ConfigRecord({REPORT: " ".join(requested)})
+        requested = parts.policy.requested_metrics
+        report: dict[str, Any] = {REPORT: " ".join(requested)} if requested else {}
+        contents: dict[tuple[int, tuple[object, ...]], RecordDict] = {}
+        for message in messages:
+            arm = table.arm_of(message.metadata.dst_node_id).index
+            if not (asked := {**report, **parts.work.request(arm)}):
+                continue
+            # Flower's strategies give all messages one content, which grids encode once.
+            place = id(message.content), tuple(asked.values())
+            if place not in contents:
+                contents[place] = FastRecordDict(dict(message.content))
+                contents[place][REQUEST] = ConfigRecord(asked)
+            message.content = contents[place]
         return messages
 
     def _reduce(self, node_ids: list[int], num_selected: int) -> None:
@@ -313,9 +330,17 @@ class TrainingRound(ModelStep):
         self.arms = [arm for arm in self.arms if arm not in set(answers.late)]
         if spares.uses_late:
             parts.late.note_late(table.node_ids(answers.late), self._arrays)
+            parts.work.note_late(answers.late)
             self._take_in(answers.since)
-        parts.deadline.learn(exchanges, table)
-        parts.deadline.learn(answers.late_exchanges, table)
+        told = parts.work.learn(exchanges, table)
+        parts.deadline.learn(told, table)
+        self._told_s = {table.arm_of(each.node_id).index: each.rtt_s for each in told}
+        told_late = parts.work.learn(answers.late_exchanges, table)
+        parts.deadline.learn(told_late, table)
+        for each in told_late:
+            arm = table.arm_of(each.node_id).index
+            if self._late_rtt_s[arm] is not None:
+                self._late_rtt_s[arm] = each.rtt_s
         self._round_s = parts.timed.now() - self._begin_s
         self._sent_bytes = _sum(exchange.sent_bytes for exchange in exchanges)
         self._received_bytes = _sum(exchange.received_bytes for exchange in exchanges)
@@ -341,11 +366,12 @@ class TrainingRound(ModelStep):
             arms.append(parts.membership.table.arm_of(exchange.node_id).index)
             if failed is not None:
                 found = parts.sorter.read([exchange], self.specs, failed.sent)
-                self._late_results += parts.late.results(failed, parts.sorter.results(found))
+                results = parts.late.results(failed, parts.sorter.results(found))
+                self._late_results += parts.work.noted(results, late=True)
         parts.policy.note_taken(arms)
 
-    def _late_updates(self) -> list[tuple[LateUpdate, Message]]:
-        """Return the late updates that go into this step, and as updates of its model."""
+    def _late_updates(self) -> list[LateUpdate]:
+        """Return the late updates that go into this step."""
         parts = self._parts
         if not parts.spares.uses_late:
             return []
@@ -354,11 +380,30 @@ class TrainingRound(ModelStep):
         )
         before = len(self._late_results)
         used = [replace(each, place=each.place + before) for each in used]
-        self._late_results += results
+        self._late_results += parts.work.noted(results, late=True)
         parts.membership.learn_sizes(self._policy_round, sizes)
         if parts.membership.sizes_changed:
             parts.set_floors()
-        return [(each, parts.late.presented(each, self._arrays)) for each in used]
+        return used
+
+    def _presented(self, replies: list[Message], late: list[LateUpdate]) -> list[Message]:
+        """Return replies and late updates as updates of the model of this step."""
+        parts = self._parts
+        if not (late or parts.work.by_speed):
+            return replies
+        presented = [
+            rebased(
+                reply,
+                self._arrays,
+                self._arrays,
+                per_step=parts.work.scale(reply),
+            )
+            for reply in replies
+        ]
+        for each in late:
+            per_step = parts.work.scale(each.update.message)
+            presented.append(parts.late.presented(each, self._arrays, per_step))
+        return presented
 
     def aggregate(
         self, replies: list[Message], *, consume: bool = False
@@ -388,12 +433,16 @@ class TrainingRound(ModelStep):
         parts = self._parts
         if not self._tried and self.no_step is None:  # a start of the app's own gave it up
             self.no_step = AGGREGATION if self._sorted.updates else NO_REPLIES
-        self._results = parts.sorter.results(self._sorted)
+        self._results = parts.work.noted(parts.sorter.results(self._sorted))
+        parts.work.warn(self._results)
+        told = self._results
+        if parts.work.by_speed:
+            told = [replace(each, rtt_s=self._told_s[each.arm]) for each in told]
         deadline = parts.deadline
         if deadline.is_found:
             parts.policy.set_tau_max(self.deadline_s, unit_s=deadline.unit_s)
         late_s = self._late_rtt_s if parts.spares.num_spare else None
-        parts.policy.tell(self._selection, self._results, self._sorted.updates, late_s)
+        parts.policy.tell(self._selection, told, self._sorted.updates, late_s)
         parts.policy.note_used([each.arm for each in self._late_results if each.completed])
         if deadline.is_found:
             parts.policy.set_tau_max(deadline.level_s, unit_s=deadline.unit_s)
@@ -421,7 +470,7 @@ class TrainingRound(ModelStep):
             self.no_step = QUORUM
             return None, None
         try:
-            return self._aggregated([*replies, *(message for _, message in late)], consume)
+            return self._aggregated(self._presented(replies, late), consume)
         except Exception as error:  # a fault in a round must not end the run
             if not 0 < len(found.odd) <= len(found.updates) - quorum:
                 return self._failed(error)
@@ -430,14 +479,13 @@ class TrainingRound(ModelStep):
         names = {update.signature for arm, update in found.updates.items() if arm not in found.odd}
         found.refuse_odd()
         replies = [reply for reply in replies if id(reply) not in odd]
-        for each, message in late:
-            if each.update.signature in names:
-                replies.append(message)
-            else:
+        for each in late:
+            if each.update.signature not in names:
                 result = self._late_results[each.place]
                 self._late_results[each.place] = self._parts.sorter.refused(result, ODD)
+        late = [each for each in late if each.update.signature in names]
         try:
-            return self._aggregated(replies, consume)
+            return self._aggregated(self._presented(replies, late), consume)
         except Exception as error:
             return self._failed(error)
 

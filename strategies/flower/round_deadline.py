@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from flower_scheduling.reasons import TIMEOUT
 
-from ..base import check_real
+from ..base import FloatArray, check_real
 from ..deadline import AUTO, AutoDeadline, GivenDeadline
 from .arm_table import ArmTable
 from .timed_grid import Exchange
@@ -57,9 +57,12 @@ class RoundDeadline:
         """What a round of well-known arms takes at most [s]."""
         return self.unit_s if self._auto is None else self._auto.level_s
 
-    def of(self, arms: Sequence[int]) -> float:
-        """Return the deadline of a round of these arms [s]."""
-        return self.unit_s if self._auto is None else self._auto.deadline_s(arms)
+    def of(self, arms: Sequence[int], slowdown: FloatArray | None = None) -> float:
+        """Return the deadline of a round of these arms [s].
+
+        ``slowdown`` is how many times as long as they are known to take each will take.
+        """
+        return self.unit_s if self._auto is None else self._auto.deadline_s(arms, slowdown)
 
     def learn(self, exchanges: Sequence[Exchange], table: ArmTable) -> None:
         """Learn from what became of a round's messages; a deadline that was given stays.

@@ -22,6 +22,8 @@ from flower_scheduling.reasons import TIMEOUT
 from ..base import SchedulingPolicy, check_count, check_real
 from ..deadline import AUTO, GivenDeadline
 from ..fairness import FloorRule
+from ..local_work import EQUAL
+from ..over_asking import GivenSpares, spares_of
 from .arm_table import ArmTable
 from .buffer.late import DROP, USE, LateUpdates
 from .buffer.steps import BufferedStep, BufferOptions, Channels, require_any_set
@@ -42,6 +44,7 @@ from .spares import SpareClients
 from .state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, SpareExchange, TimedExchange, TimedGrid
 from .updates.pieces import is_finite
+from .updates.work_by_speed import LocalWork
 from .wrapped import WrappedStrategy
 
 _WARN_WITHOUT_STEP = 10
@@ -114,10 +117,11 @@ class ScheduledStrategy(Strategy):
         clients, and above all floors. A round has fewer than N clients where the others have had
         their share, but no fewer than the wrapped strategy needs for a step: only then does one
         take more.
-    num_spare : int
+    num_spare : int or "auto"
         Spare clients M: N + M are asked, and the round ends when N have answered, and those that
         are owed a round by their floor. The others' times are learned when they answer. Not in
-        buffered mode.
+        buffered mode. ``"auto"``, the default: none, but for a policy that asks for more than N by
+        its own rule, as ``oort`` asks for 1.3 N.
     late_updates : str
         What becomes of updates of spare clients that come after the round has ended: ``"drop"``, or
         ``"use"``: they go into the next step, as if they had been trained from the model of that
@@ -196,6 +200,16 @@ class ScheduledStrategy(Strategy):
         Whether, in buffered mode, an update weighs less the more of them its client delivers, so
         that the data of clients that are often selected do not count for more. By default it does,
         unless the policy selects by what clients report, and so means them to count for more.
+    local_work : str
+        ``"equal"``: clients make as many local steps as their app has it. ``"equal-time"``: each is
+        asked for as many as fit into the time of the N-th fastest of those available, and its
+        update counts as one of the base work, see :class:`.WorkBySpeed`. The app must read
+        ``message.content["scheduling"]["local-steps"]`` and reply with it. Policies learn times of
+        equal work, and floors and aggregation weights stay those of the data.
+    local_steps : int, optional
+        Base work [local steps], or whatever the app counts its work in; ``"equal-time"`` needs it.
+    least_work, most_work : float
+        Bounds of what a client is asked for, in times of the base work.
     **policy_params
         Passed to the policy, e.g. ``beta=1e-3``.
 
@@ -218,7 +232,7 @@ class ScheduledStrategy(Strategy):
         *,
         num_selected: int,
         tau_max_s: GivenDeadline = AUTO,
-        num_spare: int = 0,
+        num_spare: GivenSpares = AUTO,
         late_updates: str = DROP,
         max_share: float = 1.0,
         fairness: str | FloorRule = "heuristic:0.5",
@@ -248,6 +262,10 @@ class ScheduledStrategy(Strategy):
         max_staleness: int = 100,
         staleness_discount: float = 0.0,
         even_weights: bool | None = None,
+        local_work: str = EQUAL,
+        local_steps: int | None = None,
+        least_work: float = 0.25,
+        most_work: float = 4.0,
         **policy_params: Any,
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -262,7 +280,7 @@ class ScheduledStrategy(Strategy):
             raise ConfigError("mode", mode, f"must be {ROUNDS} or {BUFFERED}")
         if mode == ROUNDS and buffer_size is not None:
             raise ConfigError("buffer_size", buffer_size, f'needs mode="{BUFFERED}"')
-        if mode == BUFFERED and num_spare:
+        if mode == BUFFERED and num_spare not in (0, AUTO):
             message = 'needs mode="rounds": a free channel waits for no client'
             raise ConfigError("num_spare", num_spare, message)
         check_count("num_selected", num_selected, minimum=1)
@@ -281,6 +299,8 @@ class ScheduledStrategy(Strategy):
             raise ConfigError("fairness", fairness, "must be a text or a FloorRule")
         if run_dir is not None and not (isinstance(run_dir, str | Path) and str(run_dir)):
             raise ConfigError("run_dir", run_dir, "must be a folder, or None for no record")
+        if num_spare == AUTO:
+            num_spare = 0 if mode == BUFFERED else spares_of(policy, num_selected)
         size = (num_selected + 1) // 2 if buffer_size is None else buffer_size
         self._num_selected = num_selected
         self._max_staleness, self._discount = max_staleness, staleness_discount
@@ -317,6 +337,9 @@ class ScheduledStrategy(Strategy):
         if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
             message = "is scheduled already: wrap a strategy once"
             raise ConfigError("strategy", "a ScheduledStrategy", message)
+        self._work = LocalWork(
+            local_work, local_steps, num_selected, least_work, most_work, self._wrapped.chain
+        )
         own_rule = self._wrapped.own_train_rule
         self._free_form = own_rule if fixed_shapes is None else not fixed_shapes
         old = isinstance(strategy, PortedStrategy)  # whose clients can answer no queries
@@ -394,7 +417,7 @@ class ScheduledStrategy(Strategy):
             settings |= {"mode": BUFFERED, "buffer-size": self._buffer.size}
         if self._spares.uses_late:
             settings["late-updates"] = USE
-        return settings
+        return settings | self._work.settings()
 
     @property
     def learned_rounds(self) -> int:
@@ -434,6 +457,7 @@ class ScheduledStrategy(Strategy):
             **self._sorter.state(),
             "deadline": self._deadline.state(),
             "evaluation_deadline": self._evaluation.deadline.state(),
+            **({"local_work": work} if (work := self._work.state()) else {}),
             "wrapped": strategy_state(self._wrapped.outer),
             **(
                 {}
@@ -461,6 +485,7 @@ class ScheduledStrategy(Strategy):
         load_strategy_state(self._wrapped.outer, state["wrapped"])
         self._sorter.load_state(state)
         self._deadline.load_state(state.get("deadline"))
+        self._work.load_state(state.get("local_work"))
         self._evaluation.deadline.load_state(state.get("evaluation_deadline"))
         self._resumed = state
 
@@ -526,6 +551,8 @@ class ScheduledStrategy(Strategy):
             _spare_text(self._spares),
             "auto" if self._deadline.is_found else f"{self._deadline.level_s:g} s",
         )
+        if text := self._work.describe():
+            LOGGER.info("\t├──> Local work: %s", text)
         if (fraction := self._wrapped.fraction_train) < 1:
             LOGGER.info(
                 "\t├──> fraction_train = %g: of those available, %d clients train in each round",
@@ -642,6 +669,7 @@ class ScheduledStrategy(Strategy):
             deadline=self._deadline,
             spares=self._spares,
             late=LateUpdates(self._max_staleness, self._discount),
+            work=self._work,
             free_form=self._free_form,
             explain=bool(started.explain),
         )

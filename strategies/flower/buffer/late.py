@@ -189,10 +189,11 @@ class LateUpdates:
         """Return results of a late exchange with their staleness."""
         return [replace(result, staleness=self.version - late.version) for result in results]
 
-    def presented(self, used: LateUpdate, model: ArrayRecord) -> Message:
-        """Return a late update as if its client had trained from ``model``."""
+    def presented(self, used: LateUpdate, model: ArrayRecord, per_step: float = 1.0) -> Message:
+        """Return a late update as if trained from ``model``, see :func:`.rebased`."""
         scale = (1.0 + self.version - used.late.version) ** -self._discount
-        return rebased(used.update.message, used.late.sent, model, scale=scale)
+        sent = used.late.sent
+        return rebased(used.update.message, sent, model, scale=scale, per_step=per_step)
 
     def end_round(self, *, stepped: bool) -> None:
         """Count a change of the model, and forget models that are not needed any more."""

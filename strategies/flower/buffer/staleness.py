@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -14,6 +14,9 @@ from flower_scheduling.client.wire.arrays import FastArray, decode_array
 
 from ..updates.pieces import pieces
 
+_RUNNING: Final = ("running_mean", "running_var")
+"""How torch's names of running statistics end."""
+
 
 def rebased(
     reply: Message,
@@ -21,12 +24,13 @@ def rebased(
     model: ArrayRecord,
     *,
     scale: float = 1.0,
+    per_step: float = 1.0,
     weight: float = 1.0,
     weighted_by_key: str = "",
 ) -> Message:
     """Return a reply as if its client had trained from another model than it was sent.
 
-    Each array w_k becomes w + a (w_k - w_sent), in its own dtype, so that any aggregation rule
+    Each array w_k becomes w + a b (w_k - w_sent), in its own dtype, so that any aggregation rule
     takes it as an update of w. What has no difference stays as it came: arrays that the model
     lacks or that have another shape, truth values, and values that are not finite, as in masks.
 
@@ -40,15 +44,20 @@ def rebased(
         The model that it is to be an update of, w.
     scale : float
         a, above 0.
+    per_step : float
+        b, above 0: for another number of local steps, :meth:`.WorkBySpeed.scale`. Running
+        statistics do not grow with the steps, and are spared: whole numbers, and torch's
+        ``running_mean`` and ``running_var``.
     weight : float
         Factor of its aggregation weight, above 0.
     weighted_by_key : str
         Metric that carries the aggregation weight, in records that have it.
     """
     content = RecordDict()
+    moved = sent is not model or scale != 1.0 or per_step != 1.0
     for name, record in reply.content.items():
-        if isinstance(record, ArrayRecord) and (sent is not model or scale != 1.0):
-            content[name] = _rebased_arrays(record, sent, model, scale)
+        if isinstance(record, ArrayRecord) and moved:
+            content[name] = _rebased_arrays(record, sent, model, scale, per_step)
         elif isinstance(record, MetricRecord) and weight != 1.0 and weighted_by_key in record:
             weighted = record.copy()
             weighted[weighted_by_key] = float(record[weighted_by_key]) * weight  # type: ignore[arg-type]
@@ -59,7 +68,7 @@ def rebased(
 
 
 def _rebased_arrays(
-    arrays: ArrayRecord, sent: ArrayRecord, model: ArrayRecord, scale: float
+    arrays: ArrayRecord, sent: ArrayRecord, model: ArrayRecord, scale: float, per_step: float
 ) -> ArrayRecord:
     bases = _views(sent), _views(model)
     result = ArrayRecord()
@@ -72,7 +81,9 @@ def _rebased_arrays(
             and values.shape == base.shape == now.shape
             and values.dtype.kind in "iufc"
         ):
-            array = FastArray.of_numpy(_moved(values, base, now, scale))
+            statistic = values.dtype.kind in "iu" or key.endswith(_RUNNING)
+            factor = scale if statistic else scale * per_step
+            array = FastArray.of_numpy(_moved(values, base, now, factor))
         result[key] = array
     return result
 

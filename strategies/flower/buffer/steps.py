@@ -367,6 +367,7 @@ class BufferedStep(ModelStep):
                     each.sent,
                     self._arrays,
                     scale=length * (1.0 + each.staleness) ** -options.discount,
+                    per_step=self._parts.work.scale(each.update.message),
                     weight=factor,
                     weighted_by_key=self._parts.wrapped.weighted_by_key,
                 )
@@ -477,6 +478,7 @@ class Channels:
         table = self._parts.membership.table
         one.available = np.flatnonzero(self._parts.policy.selectable(table)).tolist()
         one.absent = np.flatnonzero(~table.member).tolist()
+        self._parts.work.warn(one.results)
         if one.deadline_s is None and self._parts.deadline.is_found:
             one.deadline_s = self._parts.deadline.level_s
         if self._parts.explain:
@@ -511,8 +513,11 @@ class Channels:
                 return
             arm = int(found[0])
             (node,) = table.node_ids([arm])
+            there = table.available.copy()
+            there[at_work] = True
+            slowdown = parts.work.ask([arm], there)
             message = self._message(one, arm, node, arrays, config)
-            deadline_s = min(parts.deadline.of([arm]), self._timeout_s)
+            deadline_s = min(parts.deadline.of([arm], slowdown), self._timeout_s)
             set_ttl([message], deadline_s)
             at_s = parts.timed.now() - begin_s
             one.note_pick(self._pick(arm, at_s, selection))
@@ -530,7 +535,7 @@ class Channels:
     ) -> Message:
         """Return the wrapped strategy's message to a client."""
         (message,) = self._configured(one, node, arrays, config)
-        request: dict[str, Any] = {}
+        request: dict[str, Any] = {**self._parts.work.request(arm)}
         if requested := self._parts.policy.requested_metrics:
             request[REPORT] = " ".join(requested)
         if repeat := one.asked[arm]:
@@ -605,7 +610,7 @@ class Channels:
         if found.updates and staleness > self._options.max_staleness:
             text = f"{STALE}: {staleness} steps old, at most {self._options.max_staleness}"
             found.refuse(work.arm, text)
-        (result,) = parts.sorter.results(found)
+        (result,) = parts.work.noted(parts.sorter.results(found))
         result = replace(result, staleness=staleness, begin_s=work.begin_s)
         update = found.updates.get(work.arm)
         one.any_empty |= bool(found.empty)
@@ -638,7 +643,11 @@ class Channels:
     ) -> None:
         """Let the deadline and the policy learn from a piece of work, as from a round of one."""
         deadline, policy = self._parts.deadline, self._parts.policy
-        deadline.learn([exchange], self._parts.membership.table)
+        table = self._parts.membership.table
+        told = self._parts.work.learn([exchange], table)
+        deadline.learn(told, table)
+        if self._parts.work.by_speed:
+            result = replace(result, rtt_s=told[0].rtt_s)
         if deadline.is_found:
             one.deadline_s = max(one.deadline_s or 0.0, work.deadline_s)
             policy.set_tau_max(work.deadline_s, unit_s=deadline.unit_s)

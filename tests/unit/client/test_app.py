@@ -406,3 +406,16 @@ def test_a_client_of_another_data_set_and_model(tmp_path, monkeypatch):
     again = app(request(arrays=arrays), where)
     for key, array in reply.content[protocol.ARRAYS].items():
         assert np.array_equal(array.numpy(), again.content[protocol.ARRAYS][key].numpy())
+
+
+def test_as_many_steps_are_made_as_are_asked_for():
+    message = request(server_round=5)
+    message.content[protocol.REQUEST] = ConfigRecord({protocol.LOCAL_STEPS: 3})
+    reply = app(message, context(local_steps=7))
+    expected = app(request(server_round=5), context(local_steps=3))
+    assert reply.content[protocol.REQUEST] == ConfigRecord({protocol.LOCAL_STEPS: 3})
+    for key, array in reply.content[protocol.ARRAYS].items():
+        assert array.data == expected.content[protocol.ARRAYS][key].data
+    message.content[protocol.REQUEST] = ConfigRecord({protocol.LOCAL_STEPS: 0})
+    with pytest.raises(ConfigError, match="request local-steps = 0: must be at least 1"):
+        app(message, context())

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -120,7 +121,9 @@ def test_every_field_of_a_round_is_described(tmp_path: Path) -> None:
     for buffered in (False, True):
         folder = tmp_path / str(buffered)
         with RunDirectory(folder, {}) as directory:
-            directory.write_round(round_record(buffered=buffered, **everything), small_model())
+            record = round_record(buffered=buffered, **everything)
+            results = [replace(each, steps_asked=3, steps_done=2) for each in record.results]
+            directory.write_round(replace(record, results=results), small_model())
         written |= json.loads((folder / "rounds.jsonl").read_text()).keys()
     described = re.findall(r"^\| `(\w+)` \|", ROUNDS, re.MULTILINE)
     assert set(described) == written

@@ -176,3 +176,10 @@ def test_state_goes_on_bit_for_bit() -> None:
         copy.load_state_dict(first.state_dict())
         assert play(second, 7) == play(copy, 7)
     assert AutoDeadline().state_dict()["level_s"] is None
+
+
+def test_an_arm_that_is_to_take_longer_is_given_more() -> None:
+    deadline = told(([0, 1], [1.0, 2.0]))
+    slowdown = np.array([4.0, 1.0])
+    assert deadline.deadline_s([0, 1], slowdown) == pytest.approx(4.0 * 1.0 * FIRST)
+    assert deadline.deadline_s([0, 1], np.array([0.1, 0.1])) == deadline.deadline_s([0, 1])

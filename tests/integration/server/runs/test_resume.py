@@ -36,6 +36,9 @@ class Stopped(Exception):
     """Stands for a crash."""
 
 
+BY_SPEED = {"local-work": "equal-time", "local-steps": 4}
+
+
 def config(run_dir: Path, **changes: Any) -> SimulationConfig:
     values = {
         **SCENARIOS["non-ideal"],
@@ -100,6 +103,8 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         },
         {"mode": "buffered", "tau-max-s": "auto", "late": "busy"},
         {"mode": "buffered", "tau-max-s": "auto", "strategy": "cs-ucb", "joins": "3:20"},
+        {**BY_SPEED, "num-spare": 2, "late-updates": "use", "tau-max-s": "auto"},
+        {**BY_SPEED, "mode": "buffered", "strategy": "proportional-fair", "joins": "3:20"},
     ],
     ids=[
         *("cs-ucb-q", "random-fedadam", "local-accuracy-fedavgm", "late-joiners"),
@@ -107,7 +112,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
         *("buffered", "buffered-late-joiners"),
         *("found-deadline", "found-deadline-of-rewards", "spare-clients"),
         *("spare-clients-found-deadline", "late-updates", "late-updates-fedadam"),
-        *("buffered-found-deadline", "buffered-rewards"),
+        *("buffered-found-deadline", "buffered-rewards", "by-speed", "by-speed-buffered"),
     ],
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(

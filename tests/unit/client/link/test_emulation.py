@@ -10,7 +10,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from flower_scheduling.client.link.emulation import EmulatedDevice, emulated, emulation_mod
 from flower_scheduling.client.link.model import LinkModel
 from flower_scheduling.client.wire.compression import WIRE_SHARE
-from flower_scheduling.client.wire.protocol import COMPUTE_S, LINK_S, TIMING
+from flower_scheduling.client.wire.protocol import (
+    BASE_STEPS,
+    COMPUTE_S,
+    LINK_S,
+    LOCAL_STEPS,
+    REQUEST,
+    TIMING,
+)
 from flower_scheduling.errors import ConfigError
 
 LINKED = {"name": "a", "link": "rayleigh", "distance-m": 320.0}
@@ -191,3 +198,15 @@ def test_error_replies_pass():
 
     reply, _ = call(LINKED, app=failing)
     assert reply.has_error()
+
+
+@pytest.mark.parametrize("run_config", [None, {"epochs": 1}])
+def test_more_work_takes_the_longer(run_config):
+    def answer(message, context):
+        message.content[REQUEST] = ConfigRecord({LOCAL_STEPS: 40, BASE_STEPS: 4})
+        records = {"metrics": MetricRecord({"num-examples": 6})}
+        records[REQUEST] = ConfigRecord({LOCAL_STEPS: 10})  # of the 40 that it was asked for
+        return Message(RecordDict(records), reply_to=message)
+
+    reply, _ = call({"name": "a", "compute": "40"}, app=answer, run_config=run_config)
+    assert reply.content[TIMING][COMPUTE_S] == pytest.approx(10 / 4 * 6 / 40)

@@ -143,3 +143,17 @@ def test_metrics_are_recorded_where_they_are_finite_numbers_with_short_names() -
     assert len(many) == 64
     assert finite_metrics(MetricRecord({"nan": math.nan})) is None
     assert finite_metrics(None) is None
+
+
+def test_steps_are_written_where_they_were_asked_for() -> None:
+    results = [ArmResult(0, "a", 1.0, steps_asked=20, steps_done=7)]
+    results.append(ArmResult(2, "c", None, "timeout", steps_asked=5))
+    late = ArmResult(1, "b", 3.0, staleness=2, steps_asked=4, steps_done=4)
+    asked = RoundRecord(1, 2.0, 1.5, 3, [0, 1, 2], results, True, late_updates=[late])
+    line = line_of(asked)
+    assert (line["steps_asked"], line["steps_done"]) == ([20, 5], [7, None])
+    assert parse_round(encoded(line), 1, ["a", "b", "c"]) == asked
+    plain = line_of(record(late_updates=[ArmResult(1, "b", 3.0, staleness=2)]))
+    assert not {"steps_asked", "steps_done"} & {*plain, *plain["late_updates"][0]}
+    with pytest.raises(ValueError, match="'steps_done' is missing or wrong"):
+        read_line(encoded({**line, "steps_done": [-1, None]}), 1)

@@ -103,9 +103,43 @@ def test_clients_report_the_same_local_accuracy(scenario, partitioner):
 @pytest.mark.parametrize("late", ["abandon", "busy"])
 def test_clients_report_the_same_loss(late):
     settings = {"partitioner": "by-label:1000,200", "late": late, "tau_max_s": 0.4}
-    config = make_config("non-ideal", strategy="oort", rounds=200, **settings)
+    config = make_config("non-ideal", strategy="oort", rounds=200, num_spare=0, **settings)
     records, _ = assert_equal(config)
     assert any(False in record.completed for record in records)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "oort", "num_selected": 4},  # which asks 1.3 N
+        {"strategy": "random", "num_spare": 2, "failure_probability": "0.2", "late": "busy"},
+        {"strategy": "cs-ucb-q", "num_spare": 2, "failure_probability": "0.2", "tau_max_s": 0.3},
+        {"strategy": "cs-ucb-q-adaptive", "num_spare": 2, "fairness": "equal:0.3"},
+    ],
+)
+def test_spare_clients_are_the_same(settings):
+    small = {**SMALL, "rounds": 120, "num_clients": 10, "partitioner": "dirichlet:0.3"}
+    records, _ = assert_equal(make_config(**{**small, **settings}))
+    assert sum(bool(record.late) for record in records) > 50
+
+
+BY_SPEED = {"local_work": "equal-time", "local_steps": 8, "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "random"},
+        {"strategy": "cs-ucb-q-loss", "fairness": "equal:0.2", "failure_probability": "0.1"},
+        {"strategy": "random", "num_spare": 2, "tau_max_s": 0.6, "late": "busy"},
+    ],
+)
+def test_work_by_speed_is_the_same(settings):
+    small = {**SMALL, "rounds": 120, "num_clients": 10, "partitioner": "dirichlet:0.3"}
+    records, _ = assert_equal(make_config(**{**small, **BY_SPEED, **settings}))
+    results = [result for record in records for result in record.results]
+    assert len({result.steps_asked for result in results}) > 3
+    assert all(each.steps_done in (each.steps_asked, None) for each in results)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +174,10 @@ def test_equals_the_message_path_whatever_the_settings(settings):
         {"strategy": "e3cs", "failure_probability": "0.1", "even_weights": "false"},
         {"strategy": "local-accuracy", "buffer_size": 6, "availability": "0.3"},
         {"strategy": "random", "learning_rate": 0.5, "late": "abandon", "tau_max_s": 0.2},
+        {**BY_SPEED, "strategy": "proportional-fair", "least_work": 0.1},
+        {**BY_SPEED, "strategy": "cs-ucb-q-loss", "tau_max_s": 0.5, "most_work": 2.0},
     ],
-    ids=lambda settings: settings["strategy"],
+    ids=lambda settings: settings["strategy"] + settings.get("local_work", ""),
 )
 def test_buffered_steps_equal_the_message_path(settings):
     defaults = {"rounds": 120, "mode": "buffered", "eval_every": 10, "fairness": "equal:0.1"}
@@ -321,7 +357,6 @@ def test_a_comparison_refuses_before_it_runs(monkeypatch, policies, seeds, key):
         ("aggregation", "fedadam", "fedavg"),
         ("aggregation-option", "fraction-evaluate=0.5", "empty"),
         ("client-eval-every", 5, "0"),
-        ("num-spare", 1, "0"),
         ("late-updates", "use", "drop"),
         ("tau-max-s", "auto", "a number"),
         ("joins", "3:20", "empty"),

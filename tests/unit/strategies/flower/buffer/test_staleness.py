@@ -84,3 +84,12 @@ def test_weight_is_scaled_under_its_key_alone() -> None:
     assert found.content["arrays"] is message.content["arrays"], "nothing to move"
     without = rebased(message, model, model, weight=0.5, weighted_by_key="tokens")
     assert dict(without.content["metrics"]) == dict(message.content["metrics"])
+
+
+def test_updates_of_other_numbers_of_steps_are_scaled_but_for_running_statistics() -> None:
+    values = {"w": [3.0], "bn.running_mean": [3.0], "bn.running_var": [3.0]}
+    sent = record(**{key: np.float32([1.0]) for key in values}, n=np.array(7))
+    message = reply(record(**{k: np.float32(v) for k, v in values.items()}, n=np.array(9)))
+    found = rebased(message, sent, sent, per_step=4.0).content["arrays"]
+    shown = {key: array.numpy().tolist() for key, array in found.items()}
+    assert shown == {"w": [9.0], "bn.running_mean": [3.0], "bn.running_var": [3.0], "n": 9}
