@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -38,6 +39,8 @@ from .send_turns import SendTurns
 _FREE_FRAMES: Final = 100  # without use, before a client's next ones are read slowly
 _PAUSE_S: Final = 0.02  # after each of those: the client shares the loop with others
 _ACK_DELAY_S: Final = 2.0  # the client's next work mostly comes first, with the acknowledgement
+_ACK_PAUSE_S: Final = 0.01  # between two looks at what is due
+_ACKS_AT_ONCE: Final = 32  # then others have their turn: arrivals are stamped on this loop
 
 
 class FleetServicer:
@@ -115,6 +118,9 @@ class FleetServicer:
         self._leases: dict[int, asyncio.TimerHandle] = {}  # node -> when its work counts as lost
         self._loop: asyncio.AbstractEventLoop | None = None  # while streams are served
         self._leaving = False
+        # Replies that are to be acknowledged: when [s], the client, and the reply's id.
+        self._due_acks: deque[tuple[float, int, str]] = deque()
+        self._acks_timed = False  # whether a timer runs for them
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -162,6 +168,8 @@ class FleetServicer:
         """Serve streams on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._leaving = False
+        self._due_acks.clear()
+        self._acks_timed = False
 
     async def review(self) -> None:
         """Do what is due from time to time."""
@@ -337,11 +345,30 @@ class FleetServicer:
             first = self.requests.add_acknowledgement(node_id, frame.message_id)
             useful = self.requests.settle_reply(node_id, frame.message_id, frame.payload, now_s)
         if first:
-            loop = asyncio.get_running_loop()
-            loop.call_later(_ACK_DELAY_S, self._acknowledge, node_id, frame.message_id)
+            self._acknowledge_later(node_id, frame.message_id)
         if not useful:
             self.logger.debug("%s answered a message that waits for none", connection.name)
         return useful
+
+    def _acknowledge_later(self, node_id: int, first: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_acks.append((loop.time() + _ACK_DELAY_S, node_id, first))
+        if not self._acks_timed:  # one timer for all: its heap of thousands would be slow
+            self._acks_timed = True
+            loop.call_later(_ACK_DELAY_S, self._acknowledge_due)
+
+    def _acknowledge_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for _ in range(min(len(self._due_acks), _ACKS_AT_ONCE)):
+            if self._due_acks[0][0] > now_s:
+                break
+            _, node_id, first = self._due_acks.popleft()
+            self._acknowledge(node_id, first)
+        self._acks_timed = bool(self._due_acks)
+        if self._due_acks:
+            pause_s = max(self._due_acks[0][0] - now_s, _ACK_PAUSE_S)
+            loop.call_later(pause_s, self._acknowledge_due)
 
     def _acknowledge(self, node_id: int, first: str) -> None:
         """Acknowledge replies to a client that was not sent work since the first of them."""
@@ -352,8 +379,7 @@ class FleetServicer:
             if connection is None:
                 return  # its next welcome brings the acknowledgement
             if connection.writing:  # perhaps for long, to a client that does not read
-                loop = asyncio.get_running_loop()
-                loop.call_later(_ACK_DELAY_S, self._acknowledge, node_id, first)
+                self._acknowledge_later(node_id, first)
                 return
             acks = self.requests.take_acknowledgements(node_id)
         self._writes.spawn(connection.send(wire.Ack(acks)))
