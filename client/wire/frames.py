@@ -511,9 +511,9 @@ def _checked(kind: Kind, values: Mapping[str, Any], payload: Packed) -> Frame:
                 continue
             raise WireError(f"{kind.name} frame: lacks {name!r}")
         value = known[name] = values[name]
-        if type(value) is not (wanted := _TYPES[annotation]):
+        if (found := type(value)) is not _TYPES[annotation]:
             raise WireError(f"{kind.name} frame: {name!r} is no {annotation}")
-        if wanted is list:
+        if found is list:
             if not _STRINGS.issuperset(map(type, value)):
                 raise WireError(f"{kind.name} frame: {name!r} is no {annotation}")
             if len(value) > MAX_IDS:

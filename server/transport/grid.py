@@ -277,8 +277,8 @@ class StreamGrid(OwnGrid):
         """Return what became of dispatched messages since, in the order of their ends."""
         now_s = self._clock()
         end_s = now_s + wait_s
-        if self._wait_log is None:
-            self._wait_log = WaitLog(now_s, self._servicer.admission.name_of, LOGGER)
+        wait_log = self._wait_log or WaitLog(now_s, self._servicer.admission.name_of, LOGGER)
+        self._wait_log = wait_log
         while True:
             found = self._take_ended()
             now_s = self._clock()
@@ -299,7 +299,7 @@ class StreamGrid(OwnGrid):
                     timeout=max(0.0, min(end_s - now_s, due_s - now_s, _LOOK_S))
                 )
             except queue.Empty:
-                self._wait_log.note(self._clock(), due_s, self._working)
+                wait_log.note(self._clock(), due_s, self._working)
                 continue
             self._ended.put(request)  # behind any that came since: they are sorted when taken
 
