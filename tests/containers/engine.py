@@ -110,17 +110,24 @@ def read_compose(
     settings : mapping
         Text of the files that a user would put beside it; those that are there do not count.
     """
-    values = {key: value for key, value in os.environ.items() if not key.startswith("FLEET_")}
     with tempfile.TemporaryDirectory(prefix=OWN_PREFIX) as folder:
         for name, text in settings.items():
             Path(folder, name).write_text(text)
         shutil.copy(ROOT / "docker" / "fleet.env", folder)
-        text = run(
-            *compose_command(),
-            *("--env-file", "/dev/null", "--project-directory", folder),
-            *("-f", ROOT / "docker" / file, "--profile", "*", "config", "--format", "json"),
-            env={**values, **environment},
-        )
+        return read_compose_of(Path(folder), ROOT / "docker" / file, environment)
+
+
+def read_compose_of(
+    folder: Path, file: Path, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return a compose file of a project in some folder, as Compose itself reads it."""
+    values = {key: value for key, value in os.environ.items() if not key.startswith("FLEET_")}
+    text = run(
+        *compose_command(),
+        *("--env-file", "/dev/null", "--project-directory", folder),
+        *("-f", file, "--profile", "*", "config", "--format", "json"),
+        env={**values, **(environment or {})},
+    )
     found: dict[str, Any] = json.loads(text.replace("$$", "$"))
     return found
 
@@ -531,7 +538,7 @@ class Project:
             *(settings["command"] or ([] if settings["entrypoint"] else config["Cmd"])),
         ]
         process["env"] = [f"{key}={value}" for key, value in variables.items()]
-        process["cwd"] = config["WorkingDir"]
+        process["cwd"] = settings.get("working_dir") or config["WorkingDir"]
         if settings.get("cap_drop") != ["ALL"]:
             raise EngineError("a service that keeps capabilities")
         kept = [f"CAP_{name}" for name in settings.get("cap_add", [])]
