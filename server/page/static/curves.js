@@ -182,7 +182,7 @@ const Curves = (() => {
     const many = arms.length > BARS;
     const tell = (i) => `${c.name[i]}\nshare ${Format.share(c.share[i])}${c.floor[i] == null ? "" : `, floor ${Format.share(c.floor[i])}`}\nround trip ${Format.seconds(c.mean_s[i])}`;
     Charts.put(byId("c-shares"), () => {
-      const bar = { color: Palette.of("ours") }, floor = { color: Palette.of("floor") }, below = { color: Palette.of("failed") };
+      const bar = { color: Palette.of("ours") }, floor = { color: Palette.of("floor"), borderColor: Palette.of("card"), borderWidth: 1 }, below = { color: Palette.of("failed"), decal: Palette.pattern(1) };
       const series = many
         ? [
           { name: "client", type: "scatter", symbolSize: 5, itemStyle: { ...bar, opacity: 0.55 }, data: arms.filter((i) => c.mean_s[i] != null).map((i) => ({ value: [c.mean_s[i], c.share[i]], arm: i, ...(short(i) > 0.01 ? { itemStyle: { ...below, opacity: 1 } } : {}) })) },
@@ -190,7 +190,7 @@ const Curves = (() => {
         ]
         : [
           { name: `share of ${what}`, type: "bar", barMaxWidth: 34, itemStyle: bar, data: arms.map((i) => ({ value: c.share[i], arm: i, ...(short(i) > 0.01 ? { itemStyle: below } : {}) })) },
-          ...(floors ? [{ name: "floor", type: "scatter", symbol: "rect", symbolSize: [16, 3], itemStyle: floor, data: arms.map((i) => ({ value: c.floor[i], arm: i })) }] : []),
+          ...(floors ? [{ name: "floor", type: "scatter", symbol: "rect", symbolSize: [22, 5], itemStyle: floor, data: arms.map((i) => ({ value: c.floor[i], arm: i })) }] : []),
         ];
       return {
         legend: {},

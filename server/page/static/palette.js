@@ -15,6 +15,9 @@ const Palette = (() => {
   const DASHES = ["solid", "dashed", "dotted"];
   const STEPS = [0, 1, 2, 3, 4, 5].map((n) => `--heat-${n}`);
 
+  // Patterns of stacked parts, as rotation and lengths of strokes and gaps: what is told by hue alone is lost in grey.
+  const PATTERNS = [null, { rotation: Math.PI / 4, dashArrayX: [1, 0], dashArrayY: [2, 4] }, { rotation: -Math.PI / 4, dashArrayX: [1, 0], dashArrayY: [1, 3] }, { dashArrayX: [[3, 3], [0, 3, 3, 0]], dashArrayY: [3, 0] }, { dashArrayX: [1, 0], dashArrayY: [1, 3] }];
+
   function value(variable) {
     return getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
   }
@@ -22,8 +25,10 @@ const Palette = (() => {
   return {
     of: (meaning) => value(MEANINGS[meaning]),
     part: (name) => value(`--part-${name}`) || value("--c-random"),
-    /** Colour and dash of the n-th of many lines: no two of the first 21 are alike. */
-    series: (n) => ({ color: value(SERIES[n % SERIES.length]), type: DASHES[Math.floor(n / SERIES.length) % DASHES.length] }),
+    /** Pattern of the n-th part of a stack, in the colour of the ground; the first has none. */
+    pattern: (n) => PATTERNS[n % PATTERNS.length] && { symbol: "rect", ...PATTERNS[n % PATTERNS.length], color: value("--card") },
+    /** Colour and dash of the n-th of many lines: no two of the first 21 are alike, and neighbours differ in grey. */
+    series: (n) => ({ color: value(SERIES[n % SERIES.length]), type: DASHES[n % DASHES.length] }),
     variable: (n) => SERIES[n % SERIES.length],
     steps: () => STEPS.map(value),
   };

@@ -147,7 +147,7 @@
       const box = make("input", { type: "checkbox", id: `show-${run.id}`, "aria-label": `show ${run.name}` });
       box.checked = number != null;
       box.addEventListener("change", () => { if (box.checked) add(run.id); else shown.delete(run.id); update(); });
-      const key = number == null ? "" : make("span", { class: `key s${number % 7} ${["", "dashed", "dotted"][Math.floor(number / 7) % 3]}` });
+      const key = number == null ? "" : make("span", { class: `key s${number % 7} ${["", "dashed", "dotted"][number % 3]}` });
       const cells = COLUMNS.map((each, i) => {
         const text = each.text ? each.text(run) : String(each.key(run) ?? "–");
         if (!i) return make("th", { scope: "row", class: "left" }, key, make("a", { href: `run/${run.id}/` }, text));

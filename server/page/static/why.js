@@ -372,7 +372,7 @@ const Why = (() => {
     Charts.put(element, () => {
       const names = arms.map((arm) => `${selected.includes(arm) ? "✓ " : ""}${shown.names[arm]}${untried(arm) ? " (untried)" : ""}`);
       const mark = { color: Palette.of("score"), borderColor: Palette.of("card"), borderWidth: 1 };
-      const series = parts.map((part) => ({ name: part, type: "bar", stack: "score", barMaxWidth: 18, itemStyle: { color: Palette.part(part) }, data: arms.map((arm) => finite(scores.parts[part][arm])) }));
+      const series = parts.map((part, number) => ({ name: part, type: "bar", stack: "score", barMaxWidth: 18, itemStyle: { color: Palette.part(part), decal: Palette.pattern(number) }, data: arms.map((arm) => finite(scores.parts[part][arm])) }));
       const edge = (value) => (value > 0 ? top : -top);
       series.push({
         name: "score", type: "scatter", symbol: "diamond", symbolSize: 10, z: 5, itemStyle: mark,
