@@ -186,7 +186,7 @@ const Curves = (() => {
       const series = many
         ? [
           { name: "client", type: "scatter", symbolSize: 5, itemStyle: { ...bar, opacity: 0.55 }, data: arms.filter((i) => c.mean_s[i] != null).map((i) => ({ value: [c.mean_s[i], c.share[i]], arm: i, ...(short(i) > 0.01 ? { itemStyle: { ...below, opacity: 1 } } : {}) })) },
-          ...(floors ? [{ name: "floor", type: "scatter", symbol: "rect", symbolSize: [8, 2], itemStyle: floor, data: arms.filter((i) => c.mean_s[i] != null).map((i) => ({ value: [c.mean_s[i], c.floor[i]], arm: i })) }] : []),
+          ...(floors ? [{ name: "floor", type: "scatter", symbol: "rect", symbolSize: [8, 2], itemStyle: { color: floor.color }, data: arms.filter((i) => c.mean_s[i] != null).map((i) => ({ value: [c.mean_s[i], c.floor[i]], arm: i })) }] : []),
         ]
         : [
           { name: `share of ${what}`, type: "bar", barMaxWidth: 34, itemStyle: bar, data: arms.map((i) => ({ value: c.share[i], arm: i, ...(short(i) > 0.01 ? { itemStyle: below } : {}) })) },
@@ -215,7 +215,7 @@ const Curves = (() => {
       xAxis: { type: "category", name: what.slice(0, -1), nameGap: 24, data: h.round, splitArea: { show: false } },
       yAxis: { type: "category", data: rows, axisTick: { show: !marks }, axisLabel: marks ? { interval: (i) => i in marks, formatter: (_, i) => marks[i] } : { interval: 0, width: 100, overflow: "truncate" } },
       visualMap: { min: 0, max: most, calculable: false, orient: "horizontal", right: 10, bottom: 0, itemHeight: 90, itemWidth: 12, text: [`${most} %`, "0 %"], inRange: { color: Palette.steps() } },
-      series: [{ type: "heatmap", data: percent, progressive: 2000 }],
+      series: [{ type: "heatmap", data: percent, progressive: 0 }],
       tooltip: { formatter: (p) => `${rows[p.value[1]]}\n${what} from ${h.round[p.value[0]]} on: ${p.value[2]} %` },
     }), `Heat map of selections: ${h.rows.length} rows, ${what} 1 to ${s.top.round}.`,
     { csv: () => [["clients", ...h.round.map((each) => `from ${each}`)], ...h.percent.map((row, y) => [rows[y], ...row])] });
