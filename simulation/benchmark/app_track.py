@@ -17,7 +17,7 @@ from flower_scheduling.strategies.flower import LOGGER
 
 from ..engine.apps.settings import OVERRIDING, SIMULATED, AppConfig, app_config_of
 from ..jobs import Arrays, Job, digest_files
-from ..time_to_target import first_reached_s
+from ..theory.time_to_target import first_reached_s
 from .tasks import policy_code
 from .training_track import row_of
 

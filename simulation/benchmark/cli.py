@@ -91,11 +91,11 @@ def benchmark(
     What was computed is kept: an interrupted run goes on, and another policy computes only itself.
     """
     out = out or Path("runs") / ("league-quick" if quick else "league")
-    given = given_settings(flags)
-    require_extra("the simulation", "app-simulation" if given else "simulation")
-    if given:
-        if "app" not in given:
-            raise click.UsageError(f"--{next(iter(given))} is for --app FOLDER, the app to run")
+    of_app = given_settings(flags)
+    require_extra("the simulation", "app-simulation" if of_app else "simulation")
+    if of_app:
+        if "app" not in of_app:
+            raise click.UsageError(f"--{next(iter(of_app))} is for --app FOLDER, the app to run")
         for flag, unfit in (
             ("--scenario", names),
             ("--training", training),
@@ -106,7 +106,7 @@ def benchmark(
                 raise click.UsageError(f"{flag} is not for --app: leave it out")
         first = first_seed or 0
         chosen_seeds = range(first, first + (seeds or _QUICK_SEEDS))
-        _run_app(app_track.settings_of(given, mode), strategies, chosen_seeds, out, processes)
+        _run_app(app_track.settings_of(of_app, mode), strategies, chosen_seeds, out, processes)
         return
     if training:
         if names:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ..engine.runner import SimulationResult
-from ..time_to_target import TimeToTarget, saving_sentence
+from ..theory.time_to_target import TimeToTarget, saving_sentence
 from .race import Lane, screen
 
 

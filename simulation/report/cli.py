@@ -20,7 +20,7 @@ from ..output_file import ensure_overwritable
 from ..program import program_name
 from ..terminal.round_bar import RoundBar
 from ..wording import plain
-from .comparison import compare_runs, compare_with_random_beside, comparison_page
+from .compared_runs import compare_runs, compare_with_random_beside, comparison_page
 from .document import MARK, report_page
 from .run_group import read_group
 from .run_statistics import gather_statistics

@@ -15,7 +15,7 @@ from flower_scheduling.errors import ConfigError
 from flower_scheduling.strategies.base import FloatArray
 
 from ..environments.recorded import RecordedRun, open_run
-from ..time_to_target import TimeToTarget, first_reached_s
+from ..theory.time_to_target import TimeToTarget, first_reached_s
 from .savings import RANDOM
 
 # Settings that say how clients are selected, or what is written: runs that differ in nothing else

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..engine.runner import SimulationResult
-from ..time_to_target import TimeToTarget, ranking_sentence, times_as_long
+from ..theory.time_to_target import TimeToTarget, ranking_sentence, times_as_long
 from ..wording import seconds
 
 

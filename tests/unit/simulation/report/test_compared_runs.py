@@ -11,9 +11,9 @@ from reports import Page, a_round, a_run, check_self_contained
 
 from flower_scheduling.simulation.cli import main
 from flower_scheduling.simulation.environments.recorded import open_run
-from flower_scheduling.simulation.report.comparison import compare_with_random_beside
+from flower_scheduling.simulation.report.compared_runs import compare_with_random_beside
 from flower_scheduling.simulation.report.run_group import common_target, read_compared
-from flower_scheduling.simulation.time_to_target import (
+from flower_scheduling.simulation.theory.time_to_target import (
     TimeToTarget,
     ranking_sentence,
     saving_sentence,

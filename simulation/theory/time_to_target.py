@@ -1,7 +1,7 @@
 """Time to a target accuracy: what runs took to it, and what that saved, in sentences.
 
-The other measure, the time of as many rounds, is that of :mod:`.report.savings` and of the page: it
-leaves out that a round teaches the model more or less, depending on who trains in it.
+The other measure, the time of as many rounds, is that of a run's report and of the page. It leaves
+out that a round teaches the model more or less, depending on which clients train in it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .wording import percent, seconds
+from ..wording import percent, seconds
 
 _TINY_S = 1e-9
 

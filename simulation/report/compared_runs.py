@@ -12,7 +12,7 @@ from flower_scheduling.palette import Look, looks
 from .. import plots
 from ..environments.recorded import RecordedRun
 from ..html import installed_versions, listed_versions, render
-from ..time_to_target import TimeToTarget, ranking_sentence, saving_sentence
+from ..theory.time_to_target import TimeToTarget, ranking_sentence, saving_sentence
 from ..wording import percent, plain, seconds
 from .charts import ReportFigure, draw_picture
 from .document import MARK, tied
@@ -156,7 +156,7 @@ def comparison_page(folder: Path, found: Comparison, *, command: str) -> str:
     keys = [*scheduling_differences(configs), *other]
     best = min((t.reached_s for t in found.times if t.reached_s is not None), default=None)
     return render(
-        "report/comparison.html.j2",
+        "report/compared_runs.html.j2",
         title=f"Runs side by side: {plain(folder.resolve().name)}",
         mark=MARK,
         tied=tied,
