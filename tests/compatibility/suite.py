@@ -417,8 +417,8 @@ def lost(cell: Cell, stock: Cell) -> str:
     return "; ".join(missing)
 
 
-class Stock:
-    """What stock Flower comes to, kept in a file from run to run; without one, for this run."""
+class KnownCells:
+    """Cells that were measured, kept in a file from run to run; without one, for this run."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -461,16 +461,18 @@ class Row:
         return None if cell is None else lost(cell, self.stock)
 
 
-def run_app(bench: Bench, app: App, runtimes: Sequence[str], known: Stock) -> Row:
+def run_app(
+    bench: Bench, app: App, runtimes: Sequence[str], stock: KnownCells, scheduled: KnownCells
+) -> Row:
     """Run an app on stock Flower, and if that can run it, on the runtimes."""
 
-    def measure(name: str, work: Callable[[], list[Any]]) -> Cell:
-        return Cell.run(f"{app.name} {name}", work)
+    def measure(known: KnownCells, key: str, name: str, work: Callable[[], list[Any]]) -> Cell:
+        key = f"{app.name} {key}"
+        return known.get(key) or known.put(key, Cell.run(f"{app.name} {name}", work))
 
     def on_stock(*, engine: bool) -> Cell:
-        key = f"{app.name} {'engine' if engine else 'superlink'}"
         work = partial(on_superlink, bench, app, 0, engine=engine)
-        return known.get(key) or known.put(key, measure("stock", work))
+        return measure(stock, "engine" if engine else "superlink", "stock", work)
 
     row = Row(app, on_stock(engine=True))
     needs = app.needs
@@ -489,7 +491,7 @@ def run_app(bench: Bench, app: App, runtimes: Sequence[str], known: Stock) -> Ro
     if not row.stock.fault:
         for name in runtimes:
             if name in work:
-                row.cells[name] = measure(name, work[name])
+                row.cells[name] = measure(scheduled, name, name, work[name])
     return row
 
 
@@ -561,6 +563,9 @@ def main() -> int:
     parser.add_argument("--runtime", action="append", choices=[*RUNTIMES, "none"])
     parser.add_argument("--out", type=Path, help="write the table to this file")
     parser.add_argument("--stock", type=Path, help="keep what stock Flower comes to in this file")
+    parser.add_argument(
+        "--cells", type=Path, help="keep the other cells in this one, to go on with"
+    )
     parser.add_argument("--keep", type=Path, help="work in this folder and keep it")
     options = parser.parse_args()
     if options.apps is None:
@@ -574,8 +579,9 @@ def main() -> int:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         with Bench(folder.resolve(), options.apps.resolve()) as bench:
-            known = Stock(options.stock and options.stock.absolute())
-            rows = [run_app(bench, app, runtimes, known) for app in apps]
+            stock = KnownCells(options.stock and options.stock.absolute())
+            scheduled = KnownCells(options.cells and options.cells.absolute())
+            rows = [run_app(bench, app, runtimes, stock, scheduled) for app in apps]
     table = render(rows)
     if out:
         out.write_text(table, encoding="utf-8")

@@ -78,6 +78,14 @@ def test_the_last_error_is_the_reason(suite: ModuleType) -> None:
     assert suite.reason(lines) == "flwr.some.OtherError: b"
 
 
+def test_known_cells_are_those_of_an_earlier_run(suite: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "cells.json"
+    cell = suite.KnownCells(file).put("wind streams", suite.Cell([outcome()], "late"))
+    assert suite.KnownCells(file).get("wind streams") == cell
+    assert suite.KnownCells(file).get("wind ray") is None
+    assert suite.KnownCells(None).get("wind streams") is None
+
+
 def test_the_table_has_no_path_of_the_machine(suite: ModuleType, tmp_path: Path) -> None:
     fault = f"ImportError: cannot import name 'x' from 'y' ({tmp_path}/y.py)"
     row = suite.Row(suite.App(tmp_path / "mine"), suite.Cell([], fault))
@@ -112,6 +120,56 @@ def test_an_app_of_a_folder_is_wrapped_and_compared(tmp_path: Path) -> None:
     server.write_text(plain)
     table = run(tmp_path / "apps", "--runtime", "streams")
     assert "| wind | works | works | – | – |" in table
+
+
+OLD_APP: Final = """\
+import numpy as np
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters
+from flwr.compat.server import ServerAppComponents
+from flwr.server import ServerConfig
+from flwr.server.strategy import FedAvg
+from flwr.serverapp import ServerApp
+
+
+class Client(NumPyClient):
+    def fit(self, parameters, config):
+        return [each + np.float32(1) for each in parameters], 10, {"train_loss": 0.5}
+
+    def evaluate(self, parameters, config):
+        return float(parameters[0].sum()), 10, {"accuracy": 0.5}
+
+
+def server_fn(context):
+    initial = ndarrays_to_parameters([np.zeros(3, np.float32)])
+    strategy = FedAvg(
+        initial_parameters=initial,
+        fit_metrics_aggregation_fn=lambda found: {"train_loss": found[0][1]["train_loss"]},
+        evaluate_metrics_aggregation_fn=lambda found: {"accuracy": found[0][1]["accuracy"]},
+    )
+    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=2))
+
+
+client = ClientApp(client_fn=lambda context: Client().to_client())
+server = ServerApp(server_fn=server_fn)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_an_app_of_flowers_old_api_is_wrapped_and_compared(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    folder = tmp_path / "apps" / "old"
+    folder.mkdir(parents=True)
+    (folder / "old_app.py").write_text(OLD_APP)
+    (folder / "pyproject.toml").write_text(
+        "[project]\nname = 'old'\nversion = '1.0.0'\nlicense = 'Apache-2.0'\ndependencies = []\n"
+        "[tool.flwr.app]\npublisher = 'somebody'\n"
+        "[tool.flwr.app.components]\nserverapp = 'old_app:server'\nclientapp = 'old_app:client'\n"
+    )
+    table = run(tmp_path / "apps", "--runtime", "streams")
+    assert "| old | works | works | – | – |" in table
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ old API a workflow runs as if ``workflow = ScheduledWorkflow(workflow, ...)`` di
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterator
@@ -37,21 +38,26 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
     }
     starts = [(one, one.__dict__["start"]) for one in _classes(Strategy) if "start" in vars(one)]
 
+    @contextlib.contextmanager
+    def own_starts() -> Iterator[None]:
+        for cls, own in starts:
+            cls.start = own
+        try:
+            yield
+        finally:
+            _redirect(starts, start)  # an app may train first and fine-tune afterwards
+
     def start(
         self: Strategy, original: Any, grid: Any, initial_arrays: Any, *more: Any, **named: Any
     ) -> Any:
-        for cls, own in starts:
-            cls.start = own  # type: ignore[method-assign]
         before = _contents(initial_arrays)
         outer = self
         if num_selected:
             from flower_scheduling import ScheduledStrategy
 
             outer = ScheduledStrategy(self, **settings)
-        try:
+        with own_starts():
             result = outer.start(grid, initial_arrays, *more, **named)
-        finally:
-            _redirect(starts, start)  # an app may train first and fine-tune afterwards
         write(
             before,
             result.arrays,
@@ -73,7 +79,8 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
 
             outer = ScheduledWorkflow(self, **settings)
         try:
-            outer(grid, context)
+            with own_starts():
+                outer(grid, context)
         finally:
             DefaultWorkflow.__call__ = workflow  # type: ignore[method-assign]
         _write_history(write, context.state.array_records["parameters"], context.history)
@@ -90,7 +97,8 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
 
                 kind = functools.partial(ScheduledServer, **settings)
             server = kind(client_manager=manager, strategy=strategy)
-        history = start_grid(server=server, **components)
+        with own_starts():
+            history = start_grid(server=server, **components)
         _write_history(write, ArrayRecord(parameters_to_ndarrays(server.parameters)), history)
         return history
 
