@@ -409,12 +409,20 @@ def lost(cell: Cell, stock: Cell) -> str:
     missing = []
     for got, want in zip(cell.results, stock.results, strict=True):
         ours, theirs = got["arrays"], want["arrays"]
-        if keys := sorted(k for k in ours | theirs if ours.get(k) != theirs.get(k)):
+        if keys := sorted(k for k in ours | theirs if not _alike(ours.get(k), theirs.get(k))):
             missing.append(f"the model's {', '.join(keys)}")
         for kind, name in METRICS.items():
             if rounds := [r for r in want[kind] if want[kind][r] != got[kind].get(r)]:
                 missing.append(f"{name} of round {', '.join(rounds)}")
     return "; ".join(missing)
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    """Tell whether an array is as on stock Flower, whose rules make float64 of some float32."""
+    if ours is None or theirs is None:
+        return False
+    kept = (ours[0], theirs[0]) == ("float32", "float64")
+    return ours[1] == theirs[1] and (kept or ours[0] == theirs[0])
 
 
 class KnownCells:
@@ -514,7 +522,8 @@ that an app pins. Where the Ray engine cannot run an app, *stock Flower* is a st
 
 - *works*: the rounds changed the model, and the model's keys, shapes and types and the metrics of
   training and of evaluation, on clients and on the server, are those of the same app on stock
-  Flower; else the cell says what is lost.
+  Flower; else the cell says what is lost. A model of float32 stays one, of which some of Flower's
+  rules make float64.
 - *as it is*: the app has no strategy and no workflow of Flower's but code of its own for rounds; it
   runs unscheduled.
 - *mode = 'buffered': ...*: what buffered mode refuses before the first round, and why.
@@ -551,7 +560,7 @@ def render(rows: Sequence[Row]) -> str:
 
 def _cell(text: str) -> str:
     text = re.sub(r" \(?/[^ )]+\)?", "", text)  # paths of this machine
-    text = text.replace("|", "\\|")
+    text = text.replace("|", "\\|").removeprefix("error: ")
     return text if len(text) <= 160 else text[:159] + "…"
 
 

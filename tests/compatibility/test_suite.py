@@ -63,6 +63,12 @@ def test_what_is_lost_is_named(suite: ModuleType, changes: dict[str, Any], missi
     assert suite.lost(cell, stock) == missing
 
 
+def test_a_model_that_keeps_its_type_is_no_loss(suite: ModuleType) -> None:
+    wider = outcome(arrays={"w": ["float64", [3]], "count": ["int64", []]})
+    assert suite.lost(suite.Cell([outcome()]), suite.Cell([wider])) == ""
+    assert suite.lost(suite.Cell([wider]), suite.Cell([outcome()])) == "the model's w"
+
+
 def test_a_run_less_is_a_loss(suite: ModuleType) -> None:
     stock = suite.Cell([outcome(), outcome()])
     assert suite.lost(suite.Cell([outcome()]), stock) == "1 of 2 runs"

@@ -129,7 +129,8 @@ def require_any_set(strategy: Strategy, key: str, value: str, hint: str) -> None
             message = f"{type(inner).__name__} needs a fixed set of clients in each step"
             raise ConfigError(key, value, message, hint)
     if has_own(strategy, "start"):
-        message = f"{type(strategy).__name__} runs rounds by a start() of its own"
+        means = "itself" if isinstance(strategy, PortedStrategy) else "a start() of its own"
+        message = f"{type(strategy).__name__} runs rounds by {means}"
         raise ConfigError(key, value, message, hint)
 
 

@@ -396,5 +396,7 @@ def test_rounds_that_a_workflow_gives_up_are_learned_from_and_end_in_an_error(
 def test_what_a_workflow_cannot_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="num_spare = 1: must be 0: a workflow waits for all"):
         ScheduledWorkflow(DefaultWorkflow(), num_selected=2, num_spare=1)
-    with pytest.raises(ConfigError, match="mode = 'buffered': DefaultWorkflow runs rounds"):
+    with pytest.raises(
+        ConfigError, match="mode = 'buffered': DefaultWorkflow runs rounds by itself"
+    ):
         run_workflow(OldGrid([adds_one] * 2), plain_strategy(), mode="buffered")
