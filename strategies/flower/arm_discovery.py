@@ -48,7 +48,8 @@ class ArmDiscovery:
 
     An arm that cannot say its size, such as one whose ClientApp knows no queries, counts as
     average. One that does not answer at all is asked again, and takes no part until it does: a
-    round must not wait for a client that only connects.
+    round must not wait for a client that only connects, unless there are too few others
+    (:meth:`give_up`).
 
     All nodes run the same ClientApp. On a stock grid one without a query function leaves a
     traceback of 45 lines in the log of each node that is asked, so there a single node is asked
@@ -112,6 +113,18 @@ class ArmDiscovery:
                     silent.add(arm.index)
             if grid.now() >= end_s:
                 break
+
+    def give_up(self) -> list[Arm]:
+        """Take connected arms that have not answered for average; return them.
+
+        Their answers are still read when they come.
+        """
+        arms = self._table.unqueried()
+        for arm in arms:
+            arm.queried = True
+            self._table.silent.discard(arm.index)
+            self._table.note(arm)
+        return arms
 
     def _first_of(self, news: list[Arm], now_s: float) -> list[Arm]:
         """Return which new arms to ask, where it is in doubt whether their app answers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -66,7 +66,9 @@ class Membership:
     def wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
         """Wait until so many clients are available, within the bound; log the wait now and then.
 
-        It does not wait where so many are there and none of them has examples.
+        It does not wait where so many are there and none of them has examples. At the bound those
+        that are connected, and have not told their name and size, are taken as they are: of a node
+        that starts a process for each message the first answer may take longer.
         """
         begin_s = grid.now()
         end_s = begin_s + self._wait_s
@@ -78,6 +80,7 @@ class Membership:
             # Not from the time waited: what is left by that may be too little to move a clock.
             left_s = end_s - grid.now()
             if left_s <= 0.0:
+                self._take_silent(what)
                 return
             waited_s = self._wait_s - left_s
             if logged is None or available != logged[0] or waited_s - logged[1] >= _LOG_AGAIN_S:
@@ -94,13 +97,17 @@ class Membership:
             grid.wait(min(_ANSWER_STEP_S, left_s) if len(self._discovery) else left_s)
             self.sync(grid)
 
+    def _take_silent(self, what: str) -> None:
+        """Let clients that have not answered their query take part without."""
+        if arms := self._discovery.give_up():
+            text = "%s: too few clients have told their size: trying those that are connected, %s"
+            LOGGER.warning(text, what, _listed(arms))
+            self.sizes_changed = True
+
     def _silent_text(self) -> str:
         """Return which clients are connected and free, but have not answered their query."""
-        names = [arm.name for arm in self.table.unqueried()]
-        if not names:
-            return ""
-        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-        return f"; connected, but without an answer so far: {', '.join(names[:_MAX_NAMED])}{more}"
+        arms = self.table.unqueried()
+        return f"; connected, but without an answer so far: {_listed(arms)}" if arms else ""
 
     def learn_sizes(self, server_round: int, num_examples: Mapping[int, float | None]) -> None:
         """Take the ``num-examples`` of replies, by arm, as sizes.
@@ -129,3 +136,8 @@ class Membership:
             LOGGER.warning(text, arm.name, pause)
         arm.num_examples, arm.pause, arm.next_try = 0, pause, server_round + pause
         self.table.note(arm)
+
+
+def _listed(arms: Sequence[Arm]) -> str:
+    names = ", ".join(arm.name for arm in arms[:_MAX_NAMED])
+    return f"{names} and {len(arms) - _MAX_NAMED} more" if len(arms) > _MAX_NAMED else names

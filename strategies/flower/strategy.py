@@ -75,6 +75,7 @@ class _Run:
     last_round: int = 0
     rounds_without_step: int = 0  # in a row
     rounds_all_late: int = 0  # likewise, for all selected clients
+    any_update: bool = False  # whether a client has trained
     told_of_names: bool = False
     last: RoundRecord | None = None
 
@@ -875,6 +876,7 @@ class ScheduledStrategy(Strategy):
             server_metrics=self._server_metrics(run, metrics),
         )
         run.last = record
+        run.any_update |= any(record.completed)
         self._warn_all_late(run, record)
         if run.channels is not None:
             run.learned = run.channels.progress
@@ -940,7 +942,7 @@ def _require_step(run: _Run, result: Result) -> None:
     """
     last = run.last
     metrics = getattr(result, "train_metrics_clientapp", None)  # of a start of its own anything
-    if last is None or run.rounds_without_step < last.round or metrics:
+    if last is None or run.rounds_without_step < last.round or (metrics and run.any_update):
         return
     failures = list(zip(last.names, last.reason, strict=True))
     advice = _all_late_text(run) if run.rounds_all_late else ""

@@ -144,3 +144,18 @@ def test_who_is_connected_and_silent_is_named(caplog: pytest.LogCaptureFixture) 
         "waiting for clients for round 1: 1 of 2 available, 0 of 5 s; "
         "connected, but without an answer so far: node-2"
     )
+
+
+def test_too_few_clients_are_filled_up_with_connected_ones_that_have_not_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = AskedGrid([answers, lambda message: None, lambda message: None], asks_one_first=True)
+    membership = Membership(5.0, 60.0)
+    membership.wait_for(grid, 1, "round 1")  # type: ignore[arg-type]
+    assert membership.table.num_available == 1, "enough without them"
+    membership.wait_for(grid, 2, "round 2")  # type: ignore[arg-type]
+    assert grid.now_s >= 5.0, "they had all the time of the wait"
+    assert membership.table.available.tolist() == [True] * 3
+    assert membership.table.member.tolist() == [True] * 3
+    assert [arm.num_examples for arm in membership.arms] == [10, None, None]
+    assert "round 2: too few clients have told their size" in caplog.text

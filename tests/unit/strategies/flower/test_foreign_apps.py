@@ -463,6 +463,20 @@ def test_an_error_beside_late_replies_is_no_matter_of_the_deadline() -> None:
     assert "tau_max_s" not in str(caught.value)
 
 
+@pytest.mark.parametrize("clients", [[], [lambda message: None] * 2])
+def test_metrics_of_a_start_that_no_client_had_a_part_in_are_no_result(
+    clients: list[Client],
+) -> None:
+    class Counting(FedAvg):
+        def start(self, *args: Any, **kwargs: Any) -> Result:
+            result = super().start(*args, **kwargs)
+            result.train_metrics_clientapp[1] = MetricRecord({"bytes": 0})
+            return result
+
+    with pytest.raises(NoStepError):
+        start(Counting(), clients, model({"w": np.zeros(3, np.float32)}), num_selected=2)
+
+
 @pytest.mark.parametrize(
     ("num_selected", "warning"), [(3, None), (10, "10 clients per round wanted, 3 known")]
 )
