@@ -96,7 +96,7 @@ def _seen_in_accuracy(results: Sequence[SimulationResult]) -> str:
     target = results[0].config.target_accuracy
     known = [each for each in results if each.summary["accuracy"] is not None]
     if not known:
-        return "The model was not evaluated"
+        return "No evaluation reported an 'accuracy'"
     if target:
         there = [each for each in results if each.summary["target_time_s"] is not None]
         if not there:

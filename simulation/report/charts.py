@@ -104,7 +104,7 @@ def draw_all(stats: RunStatistics, *, tau_max_s: float, target: float | None) ->
 def _accuracy(stats: RunStatistics, target: float | None) -> ReportFigure:
     title = "Accuracy, against rounds and against time"
     if not stats.evaluations:
-        return ReportFigure("accuracy", title, "The model was not evaluated.", [])
+        return ReportFigure("accuracy", title, "No evaluation reported an 'accuracy'.", [])
     shown = _thinned(stats.evaluations)
     rounds, times_s, accuracy = (np.array(column) for column in zip(*shown, strict=True))
     last = stats.evaluations[-1]

@@ -908,8 +908,12 @@ class ScheduledStrategy(Strategy):
         if metrics and not {"accuracy", "loss"} & metrics.keys() and not run.told_of_names:
             run.told_of_names = True
             names = ", ".join(list(map(one_line, metrics))[:_MOST_NAMED])
+            more = f" and {len(metrics) - _MOST_NAMED} more" if len(metrics) > _MOST_NAMED else ""
             LOGGER.warning(
-                "no 'accuracy' or 'loss' among %s: curves and the best model need one", names
+                "no 'accuracy' or 'loss' among %s%s: curves and the best model need one, "
+                "so let evaluate_fn return one under that name too",
+                names,
+                more,
             )
         found = finite_metrics(metrics) or {}
         return {k: v for k, v in found.items() if k not in ("accuracy", "loss")} or None
