@@ -25,7 +25,7 @@ PROGRAMS: dict[str, click.Command] = {
 }
 FOREIGN = {
     *("cd", "cp", "mkdir", "scp", "ssh", "tar", "gzip", "kill"),
-    *("docker", "kubectl", "tensorboard", "mlflow", "flwr"),
+    *("docker", "kubectl", "tensorboard", "mlflow", "flwr", "ray"),
     *("flower-superlink", "flower-supernode"),
 }
 PYTHON = {"python", ".venv/bin/python"}
