@@ -268,7 +268,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    strategy = ScheduledStrategy(Mine(), policy="cs-ucb-q", num_selected=1, tau_max_s=60)
+    settings = {"num_selected": 1, "tau_max_s": 600, "wait_s": 600}  # guards against hangs
+    strategy = ScheduledStrategy(Mine(), policy="cs-ucb-q", **settings)
     model = ArrayRecord({"w": Array(np.zeros(2))})
     result = strategy.start(grid, model, num_rounds=ROUNDS)
     print("MODEL", result.arrays["w"].numpy().tolist(), flush=True)
