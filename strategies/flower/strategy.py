@@ -202,9 +202,10 @@ class ScheduledStrategy(Strategy):
         that the data of clients that are often selected do not count for more. By default it does,
         unless the policy selects by what clients report, and so means them to count for more.
     local_work : str
-        ``"equal"``: clients make as many local steps as their app has it. ``"equal-time"``: each is
-        asked for as many as fit into the time of the N-th fastest of those available, and its
-        update counts as one of the base work, see :class:`.WorkBySpeed`. The app must read
+        How many local steps clients make: ``"equal"``, as many as their app has it, or
+        ``"equal-time"``, as many as fit into the time of the N-th fastest of those available. An
+        update of any number of steps then counts as one of the base work, see
+        :class:`.WorkBySpeed`. The app must read
         ``message.content["scheduling"]["local-steps"]`` and reply with it. Policies learn times of
         equal work, and floors and aggregation weights stay those of the data.
     local_steps : int, optional

@@ -21,7 +21,17 @@ def test_a_deadline_may_be_left_to_be_found() -> None:
     assert config.to_mapping()["tau-max-s"] == "auto"
     known = ServerConfig.settings()
     assert (known["tau-max-s"].kind, known["tau-max-s"].word) == (float, "auto")
-    assert not any(one.word for key, one in known.items() if key != "tau-max-s")
+    assert (known["num-spare"].kind, known["num-spare"].word) == (int, "auto")
+    assert {key for key, one in known.items() if one.word} == {"tau-max-s", "num-spare"}
+
+
+def test_spare_clients_may_be_left_to_the_policy() -> None:
+    asked = {"oort": 3, "cs-ucb-q": 0}
+    for policy, spare in asked.items():
+        settings = {"strategy": policy, "num-selected": 10}
+        assert ServerConfig.from_mapping(settings).spare == spare
+        assert ServerConfig.from_mapping({**settings, "num-spare": 2}).spare == 2
+        assert ServerConfig.from_mapping({**settings, "mode": "buffered"}).spare == 0
 
 
 @pytest.mark.parametrize(
@@ -35,6 +45,9 @@ def test_a_deadline_may_be_left_to_be_found() -> None:
         ("tau-max-s", True, "tau-max-s = True: must be a number or auto"),
         ("tau-max-s", 0, "tau-max-s = 0: must be above 0"),
         ("tau-max-s", float("nan"), "tau-max-s = nan: must be a finite number"),
+        ("num-spare", "some", "num-spare = 'some': must be a whole number or auto"),
+        ("num-spare", 1.5, "num-spare = 1.5: must be a whole number or auto"),
+        ("num-spare", -1, "num-spare = -1: must be at least 0"),
         ("truncate", 1, "truncate = 1: must be true or false"),
         ("strategy", 7, "strategy = 7: must be a text"),
         ("wait-s", -1.0, "must be at least 0 and at most 604800"),
