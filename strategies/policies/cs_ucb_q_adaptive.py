@@ -16,6 +16,8 @@ from .cs_ucb_adaptive import CsUcbAdaptive
 
 _PATIENCE: Final = 6.0
 """Rounds that an arm may be owed before it is worth a slow round of its own, d."""
+_CHANNEL_PATIENCE: Final = 2.0
+"""The same of updates for channels, where a slow arm needs no company, d'; below d."""
 _SUM_WEIGHT: Final = 0.1
 """Weight of the sum of the costs beside their maximum, w."""
 _LEAST_SCALE: Final = 0.1
@@ -51,19 +53,23 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
 
         cost_k - v_k,
 
-    so that a slow arm holds up no other: it costs one channel for its time. While an arm that is
-    there, idle or at work, is owed d or more, only arms that are owed as much are selected, and a
-    channel without one stays free: no arm goes faster than those with floors can follow. Let K_f
-    be the number of arms with floors. Where the floors are feasible, the debt of an arm that has
-    been there all the time stays below
+    v with d' = 2 in place of d: a slow arm holds up no other, it costs one channel for its time, so
+    there is nothing for it to wait for. An arm at work is as good as served: let its *net* debt be
+    D_k - 1, and that of any other arm D_k. While an arm that is there, idle or at work, has a net
+    debt of d or more, only arms with as much are selected, and a channel without one stays free: no
+    arm goes faster than those with floors can follow. For no other reason does a channel stay free
+    beside an idle arm, and since arms are selected from d' on it is a rare one, unless an arm with
+    a floor is so slow that it works without a break. Let K_f be the number of arms with floors.
+    Where the floors are feasible, the debt of an arm that has been there all the time stays below
 
         d + K_f + N.
 
-    Proof: let F = sum over k of max(D_k - d + 1, 0). When the first arm comes to owe d, all owed
-    less before, so F <= K_f. From then on until no arm owes d, all that is selected owes at least
-    d, and owes it still when its work ends: F falls by 1 with each end of such work and grows by
-    at most sum c_k <= 1. Only the work begun before, of at most N - 1 other arms, lets F grow
-    without letting it fall, by 1 each.
+    Proof: let D' be the net debts and F = sum over k of max(D'_k - d + 1, 0). Each D' falls by 1
+    when its arm is selected, and grows by c_k when any work ends. Before the first end at which an
+    arm comes to have D' >= d all others had less, so F < K_f + sum c_k <= K_f + 1 after it. From
+    then on until no arm has as much, all that is selected has D' >= d: F falls by 1 with each
+    selection and grows by at most 1 with each end. There is an end for each selection, and for the
+    work begun before, of at most N - 1 arms. So F < K_f + N, and D_k <= D'_k + 1 <= d + F.
 
     Parameters
     ----------
@@ -86,6 +92,11 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
     name: ClassVar[str] = "cs-ucb-q-adaptive"
     _per_arm: ClassVar[Mapping[str, float]] = {**CsUcbAdaptive._per_arm, **QueuePolicy._per_arm}
 
+    @property
+    def _patience(self) -> float:
+        """Rounds, or updates, that an arm may be owed before it goes first."""
+        return _CHANNEL_PATIENCE if self.channels else _PATIENCE
+
     def _select(self, context: RoundContext) -> BoolArray:
         if self.num_arms <= self._num_asked:
             return context.available.copy()
@@ -104,13 +115,14 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
     def _selectable(self, context: RoundContext) -> BoolArray:
         """Return the idle arms that a free channel may take, (*batch, num_arms) bool."""
         there = context.available if context.member is None else context.member
-        owed = self._owed()
-        any_owed = (owed & there).any(axis=-1, keepdims=True)
-        return np.asarray(context.available & (owed | ~any_owed))
+        at_work = there & ~context.available
+        behind = self.virtual_queue - at_work >= _PATIENCE
+        any_behind = (behind & there).any(axis=-1, keepdims=True)
+        return np.asarray(context.available & (behind | ~any_behind))
 
     def _owed(self) -> BoolArray:
         """Return the arms that go before all others."""
-        return np.asarray(self.virtual_queue >= _PATIENCE)
+        return np.asarray(self.virtual_queue >= self._patience)
 
     def _explain(self, selection: Selection) -> Explanation:
         mean, expected, cost = self._costs_s(selection.round)
@@ -167,8 +179,8 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
         for each in preferences.values():
             most = most + np.ptp(each, axis=-1, keepdims=True)
         value = np.maximum(cost - fast, least)
-        value *= self.virtual_queue / _PATIENCE
-        value += np.maximum(self.virtual_queue - _PATIENCE, 0.0) * most
+        value *= self.virtual_queue / self._patience
+        value += np.maximum(self.virtual_queue - self._patience, 0.0) * most
         return {"queue": value, **preferences}
 
     def _preferences(self, fast: FloatArray) -> dict[str, FloatArray]:

@@ -36,8 +36,8 @@ class ProportionalFair(CsUcbQAdaptive):
     cost as in :class:`.CsUcbAdaptive`. turn_k grows by cost_k / (mean cost) with each piece of work
     of arm k (weighted fair queueing; Demers, Keshav and Shenker, "Analysis and simulation of a fair
     queueing algorithm", 1989), and an arm that was away is at most three pieces of work behind.
-    Untried arms come first. Arms that are owed d or more go before all others, as in
-    :class:`.CsUcbQAdaptive`, and for channels with the same bound.
+    Untried arms come first. Arms that are owed d or more, for channels d' or more, go before all
+    others, as in :class:`.CsUcbQAdaptive`, and for channels with the same bound.
 
     In rounds, where a slow client holds up N - 1 others, it is no better than chance.
 
