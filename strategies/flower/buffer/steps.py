@@ -40,9 +40,10 @@ from ..record import EXPLAINED_SCORES, ArmResult, Pick, RoundRecord
 from ..replies import ArraySpec, Update
 from ..reply_sorter import ODD
 from ..round import ModelStep, RoundParts, set_ttl
-from ..timed_grid import Exchange
+from ..timed_grid import LOGGER, Exchange
 from ..wrapped import has_own, quorum_of, strategies_of
 from .channel_grid import ChannelGrid
+from .floor_cost import FloorCost
 from .staleness import models_of, models_state, rebased
 
 _FIXED_SET: Final = (
@@ -438,6 +439,7 @@ class Channels:
         self._decisions = 0
         self._weights = StepWeights(options.even)
         self._overdue = Overdue()
+        self._floor_cost = FloorCost(parts.policy.num_selected)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -626,6 +628,8 @@ class Channels:
         there[work.arm] = True
         if exchange.rtt_s is not None:
             self._overdue.note(exchange.rtt_s)
+            if self._floor_cost.note(work.arm, exchange.rtt_s):
+                self._say_floor_cost()
         self._learn(one, work, exchange, result, update, there)
         one.refuse(found.before)
         if update is not None:
@@ -655,6 +659,15 @@ class Channels:
         policy.tell_one(work.selection, result, update, there)
         if deadline.is_found:
             policy.set_tau_max(deadline.level_s, unit_s=deadline.unit_s)
+
+    def _say_floor_cost(self) -> None:
+        """Say once what floors cost in speed, if it is much."""
+        table, floors = self._parts.membership.table, self._parts.policy.floors
+        if floors is None:
+            return
+        line = self._floor_cost.line(np.where(table.member, floors, 0.0), table.names)
+        if line is not None:
+            LOGGER.info("%s", line)
 
     # -- checkpoints ----------------------------------------------------------------------------
 

@@ -366,7 +366,8 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
         )
 
 
-def test_floors_are_shares_of_completed_updates() -> None:
+def test_floors_are_shares_of_completed_updates(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     # Client 20 takes 2 s, the others 0.1 to 0.4 s; a fifth of all updates are to be its own.
     clients = [silent, *[adding()] * 4, *[silent] * 15, adding()]
     grid = ScriptedGrid(clients)
@@ -384,6 +385,8 @@ def test_floors_are_shares_of_completed_updates() -> None:
     assert scheduled.floors[20] == pytest.approx(0.05), "0.2 of rounds of four"
     assert max(scheduled.queues or [math.inf]) < 6 + 1 + 4
     assert ended.count(20) >= 0.05 * len(ended) - (6 + 1 + 4)
+    assert caplog.text.count("updates/s, without them") == 1
+    assert "dev-20 takes 2 s and is guaranteed 5.0% of all updates" in caplog.text
 
 
 def test_a_client_that_hangs_holds_up_its_own_channel_alone() -> None:
