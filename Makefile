@@ -93,6 +93,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_page.py
 	$(BIN)/python benchmarks/bench_memory.py
 	$(BIN)/python benchmarks/bench_lies.py
+	$(BIN)/python benchmarks/bench_bound.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST)
