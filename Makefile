@@ -93,6 +93,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_page.py
 	$(BIN)/python benchmarks/bench_memory.py
 	$(BIN)/python benchmarks/bench_lies.py
+	$(BIN)/python benchmarks/bench_modes.py
+	$(BIN)/python benchmarks/bench_deadline.py
 	$(BIN)/python benchmarks/bench_bound.py
 
 clean:
