@@ -12,6 +12,7 @@ from rich.console import Console
 
 from flower_scheduling.errors import DataUnavailableError
 from flower_scheduling.extras import require_extra
+from flower_scheduling.help_sections import HelpfulCommand
 from flower_scheduling.server.cli.options import given_settings, settings_options
 from flower_scheduling.server.settings.run import ServerConfig
 
@@ -32,7 +33,9 @@ _app_options = settings_options(
 )
 
 
-@click.command("league", short_help="Benchmark policies against a clairvoyant oracle.")
+@click.command(
+    "league", cls=HelpfulCommand, short_help="Benchmark policies against a clairvoyant oracle."
+)
 @click.option(
     "--scenario",
     "names",

@@ -6,9 +6,10 @@ from .arm_table import Arm, ArmTable
 from .buffer.channel_grid import ChannelGrid
 from .following import Follower, RecordingOptions, StartedRun, followed_by, overriding
 from .grids import OwnGrid
+from .logs.rate_limited_log import RateLimitedLog
+from .logs.wait_log import WaitLog
 from .old_api.server import ScheduledServer
 from .old_api.workflow import ScheduledWorkflow
-from .rate_limited_log import RateLimitedLog
 from .record import (
     ArmResult,
     Pick,
@@ -26,7 +27,6 @@ from .timed_grid import (
     TimedGrid,
     enough_are_in,
 )
-from .wait_log import WaitLog
 
 __all__ = [
     "LATE",

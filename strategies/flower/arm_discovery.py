@@ -12,7 +12,7 @@ from flower_scheduling._flwr import ErrorCode
 from flower_scheduling.client.wire.protocol import CLIENT_INFO, LABEL_COUNTS, NAME, NUM_EXAMPLES
 
 from .arm_table import Arm, ArmTable
-from .rate_limited_log import RateLimitedLog
+from .logs.rate_limited_log import RateLimitedLog
 from .replies import DEFAULT_MAX_NUM_EXAMPLES, error_text
 from .timed_grid import TimedExchange
 

@@ -16,7 +16,7 @@ from flower_scheduling.errors import InvalidReplyError
 from flower_scheduling.reasons import BAD_WEIGHT, OTHER_NAMES, TIMEOUT, WRONG_ARRAYS
 
 from .arm_table import ArmTable
-from .rate_limited_log import RateLimitedLog
+from .logs.rate_limited_log import RateLimitedLog
 from .record import ArmResult, failure_kind
 from .replies import (
     ArraySpec,

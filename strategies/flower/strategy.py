@@ -29,6 +29,7 @@ from .buffer.late import DROP, USE, LateUpdates
 from .buffer.steps import BufferedStep, BufferOptions, Channels, require_any_set
 from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow, overridable
+from .logs.round_log import RoundLog
 from .membership import Membership
 from .old_api.ported import PortedStrategy
 from .old_api.records import OldReplyChecker
@@ -39,7 +40,6 @@ from .replies import ArraySpec, ReplyChecker
 from .reply_sorter import ReplySorter
 from .round import RoundParts, TrainingRound
 from .round_deadline import RoundDeadline
-from .round_log import RoundLog
 from .spares import SpareClients
 from .state import load_strategy_state, strategy_state
 from .timed_grid import LOGGER, SpareExchange, TimedExchange, TimedGrid

@@ -15,7 +15,7 @@ from flower_scheduling._flwr import NodeInfo
 from flower_scheduling.reasons import TIMEOUT, UNDELIVERABLE
 
 from .grids import GridWrapper
-from .wait_log import WaitLog
+from .logs.wait_log import WaitLog
 
 LOGGER = logging.getLogger("flwr.scheduling")  # below Flower's logger: its handlers and level serve
 _LOOK_S = 1.0  # longest pause between two queries of the connected nodes

@@ -46,7 +46,7 @@ import flower_scheduling.server.transport.connection_log
 import flower_scheduling.server.transport.messages
 import flower_scheduling.server.transport.servicer
 import flower_scheduling.server.transport.stream_server
-import flower_scheduling.strategies.flower.wait_log
+import flower_scheduling.strategies.flower.logs.wait_log
 from flower_scheduling.client.stream import StreamClient, Worker, _Stream
 from flower_scheduling.client.wire import frames as wire
 from flower_scheduling.client.wire.calls import WriteTasks
@@ -560,7 +560,7 @@ def test_deadline_busy_and_late_reply(fleet: Fleet) -> None:
 def test_who_is_waited_for_is_logged_now_and_then(
     fleet: Fleet, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_scheduling.strategies.flower.wait_log, "_AGAIN_S", 0.5)
+    monkeypatch.setattr(flower_scheduling.strategies.flower.logs.wait_log, "_AGAIN_S", 0.5)
     gate = Gate()
     fleet.run("a", echo_app(gate))
     fleet.run("b")

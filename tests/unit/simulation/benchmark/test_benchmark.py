@@ -175,14 +175,19 @@ def test_policies_that_a_scenario_can_have() -> None:
 # --- the league -----------------------------------------------------------------------------------
 
 
-def play_league(out: Path, *scenarios: str, processes: int = 1) -> list[dict[str, str]]:
+def play_league(
+    out: Path, *scenarios: str, processes: int = 1
+) -> dict[tuple[str, str], dict[str, str]]:
     arguments = ["league", "--seeds", "3", "--out", str(out), "--processes", str(processes)]
     for name in scenarios:
         arguments += ["--scenario", name]
     for name in ("random", "cs-ucb-q-adaptive"):
         arguments += ["--strategy", name]
     assert main(arguments) == 0
-    return list(csv.DictReader((out / "league.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((out / "league.csv").read_text().splitlines()))
+    found = {(row["scenario"], row["policy"]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
 
 
 @pytest.mark.slow
@@ -192,15 +197,11 @@ def test_the_league_leaves_its_numbers_and_keeps_what_was_computed(tmp_path: Pat
         (tmp_path / f"{name}.toml").write_text(f'summary = "{name}"\nrounds = 300\n{floors}\n')
     scenarios = [str(tmp_path / f"{name}.toml") for name in ("plain", "owing")]
     found = play_league(out, *scenarios)
-    assert [(row["scenario"], row["policy"]) for row in found] == [
-        ("plain", "random"),
-        ("plain", "cs-ucb-q-adaptive"),
-        ("owing", "random"),
-        ("owing", "cs-ucb-q-adaptive"),
-    ]
-    assert float(found[0]["ratio"]) > float(found[1]["ratio"])
-    assert float(found[2]["ratio"]) > float(found[3]["ratio"])
-    assert found[0]["floors_met"] == ""
+    chance, ours = "random", "cs-ucb-q-adaptive"
+    assert found.keys() == {(name, each) for name in ("plain", "owing") for each in (chance, ours)}
+    for name in ("plain", "owing"):
+        assert float(found[name, chance]["ratio"]) > float(found[name, ours]["ratio"])
+    assert found["plain", chance]["floors_met"] == ""
     assert json.loads((out / "league.json").read_text())[0]["seeds"] == 3
     assert (out / "forest.png").stat().st_size > 10_000
     files = {f: f.stat().st_mtime_ns for f in (out / "jobs").iterdir()}
@@ -212,12 +213,12 @@ def test_the_league_leaves_its_numbers_and_keeps_what_was_computed(tmp_path: Pat
 @pytest.mark.slow
 def test_what_the_league_says_of_chance_and_of_our_policy(tmp_path: Path) -> None:
     found = play_league(tmp_path / "out", "paper", "floors-equal", processes=2)
-    ratios = [float(row["ratio"]) for row in found]
-    assert ratios[0] > 1.8
-    assert 0.9 < ratios[1] < 1.15
-    assert 0.9 < ratios[3] < 1.1 < ratios[2]
-    assert float(found[3]["floors_met"]) == 1.0
-    assert found[0]["floors_met"] == ""
+    ratio = {key: float(row["ratio"]) for key, row in found.items()}
+    assert ratio["paper", "random"] > 1.8
+    assert 0.9 < ratio["paper", "cs-ucb-q-adaptive"] < 1.15
+    assert 0.9 < ratio["floors-equal", "cs-ucb-q-adaptive"] < 1.1 < ratio["floors-equal", "random"]
+    assert float(found["floors-equal", "cs-ucb-q-adaptive"]["floors_met"]) == 1.0
+    assert found["paper", "random"]["floors_met"] == ""
 
 
 def test_all_policies_of_a_scenario_see_the_same_draws() -> None:

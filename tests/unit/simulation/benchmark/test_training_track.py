@@ -118,6 +118,7 @@ def test_a_convolutional_model_on_made_images(cache: Path, tmp_path: Path) -> No
     assert [row["policy"] for row in found] == [
         "proportional-fair buffered",
         "proportional-fair buffered by N",
+        "proportional-fair buffered by speed",
     ]
     for row in found:
         assert (row["course"], row["reached"], row["first_seed"]) == ("fashion", 2, 0)

@@ -25,7 +25,7 @@ def test_every_command_of_the_guide_works(
     traces = re.findall(r"```csv\n(.*?)```", GUIDE, re.DOTALL)
     (tmp_path / "times.csv").write_text("".join(traces))
     blocks = "".join(re.findall(r"```console\n(.*?)```", GUIDE, re.DOTALL))
-    commands = re.findall(r"^\$ python -m simulation (.*)$", blocks, re.MULTILINE)
+    commands = re.findall(r"^\$ flower-simulation (.*)$", blocks, re.MULTILINE)
     assert len(commands) == blocks.count("$") >= 9
     for command in commands:
         seeds = ["--seeds", "2"] if command.startswith("replay") else []

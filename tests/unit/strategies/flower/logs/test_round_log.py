@@ -9,7 +9,7 @@ import pytest
 from factories import half_failed, round_record, three_arms
 
 from flower_scheduling.strategies.flower import LOGGER
-from flower_scheduling.strategies.flower.round_log import RoundLog, round_text
+from flower_scheduling.strategies.flower.logs.round_log import RoundLog, round_text
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_quiet_log_speaks_of_evaluated_rounds_and_breaks_long_silences(
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr(
-        "flower_scheduling.strategies.flower.round_log.time.monotonic", lambda: now_s[0]
+        "flower_scheduling.strategies.flower.logs.round_log.time.monotonic", lambda: now_s[0]
     )
     log = RoundLog(9, every_s=10.0)
     log.on_round(half_failed(round=1))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from .timed_grid import LOGGER
+from ..timed_grid import LOGGER
 
 _MINUTE_S: Final = 60.0
 _LINES_A_MINUTE: Final = 20  # of one kind, each about another client

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from .arm_table import Arm
-from .record import RoundRecord, failure_kind
-from .timed_grid import LOGGER
+from ..arm_table import Arm
+from ..record import RoundRecord, failure_kind
+from ..timed_grid import LOGGER
 
 _MAX_SHOWN: Final = 10  # clients in the line of a round,
 _MAX_SHARES: Final = 20  # and in that of the shares
