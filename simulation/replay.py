@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flower_scheduling.help_sections import HelpfulCommand
 from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import options_help
 from flower_scheduling.strategies import POLICIES
@@ -26,7 +27,9 @@ from .terminal.round_bar import RoundBar
 _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
 
 
-@click.command("replay", short_help="Replay other policies on the times recorded in RUN.")
+@click.command(
+    "replay", cls=HelpfulCommand, short_help="Replay other policies on the times recorded in RUN."
+)
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @strategies_option(
     "One of: "

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.files import write_whole
+from flower_scheduling.help_sections import HelpfulCommand
 from flower_scheduling.server.page.process import (
     DEFAULT_ADDRESS,
     page_token,
@@ -24,7 +25,7 @@ from .environments.recorded import holds_runs, require_run
 from .output_file import ensure_overwritable
 
 
-@click.command("watch", short_help="Show RUN in the browser.")
+@click.command("watch", cls=HelpfulCommand, short_help="Show RUN in the browser.")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--address",

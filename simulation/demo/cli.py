@@ -9,6 +9,7 @@ from typing import Final
 import click
 from rich.console import Console
 
+from flower_scheduling.help_sections import HelpfulCommand
 from flower_scheduling.server.cli.options import given_settings, log_warnings_to
 from flower_scheduling.server.runs.directory import default_run_dir, ensure_empty, file_name
 from flower_scheduling.startup import without_collection
@@ -24,7 +25,7 @@ _SCENARIO: Final = "non-ideal"
 _ROUNDS: Final = 20_000
 
 
-@click.command(short_help="See on one screen what scheduling is worth.")
+@click.command(cls=HelpfulCommand, short_help="See on one screen what scheduling is worth.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all draws."
 )

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flower_scheduling.errors import did_you_mean
+from flower_scheduling.help_sections import HelpfulCommand
 
 from ..cluster import Cluster
 from ..program import cluster_option, processes_option, program_name
@@ -30,7 +31,9 @@ def _figure_help() -> str:
     return "Only this one: " + ", ".join(FIGURES) + ". May be repeated."
 
 
-@click.command(short_help="Compute the figures of the paper and judge its claims.")
+@click.command(
+    cls=HelpfulCommand, short_help="Compute the figures of the paper and judge its claims."
+)
 @click.option("--figure", "names", multiple=True, metavar="NAME", help=_figure_help())
 @click.option("--quick", is_flag=True, help="Few seeds and shorter runs, some minutes.")
 @click.option(

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from flower_scheduling.files import write_whole
+from flower_scheduling.help_sections import HelpfulCommand
 from flower_scheduling.server.runtimes.signals import stoppable
 
 from ..environments.recorded import RecordedRun, holds_runs, open_run, record_of
@@ -27,7 +28,11 @@ from .run_statistics import gather_statistics
 from .savings import SEEDS, estimate_savings
 
 
-@click.command("report", short_help="Write a report on RUN, or a folder of runs: what was saved.")
+@click.command(
+    "report",
+    cls=HelpfulCommand,
+    short_help="Write a report on RUN, or a folder of runs: what was saved.",
+)
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--out",

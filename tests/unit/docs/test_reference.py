@@ -18,6 +18,7 @@ from paths import ROOT
 
 from flower_scheduling import reasons
 from flower_scheduling.client.wire.frames import Refusal
+from flower_scheduling.columns import When, columns
 from flower_scheduling.server.monitoring.alarms import KINDS
 from flower_scheduling.server.runs.directory import RunDirectory
 from flower_scheduling.strategies.flower import ArmResult, Pick
@@ -108,6 +109,16 @@ def test_reasons_come_from_the_one_list() -> None:
     assert {"TIMEOUT", "LOST", "CLIENT_ERROR", "QUORUM", "NOBODY_AVAILABLE"} <= seen
 
 
+def _optional_values() -> dict[str, object]:
+    """Return a value of each column that lines have only where there is any."""
+    samples = (1, 1.0, "text", [1], {"name": 1.0})
+    return {
+        name: next(value for value in samples if column.is_valid(value))
+        for name, column in columns(ArmResult).items()
+        if column.when is When.IF_ANY
+    }
+
+
 def test_every_field_of_a_round_is_described(tmp_path: Path) -> None:
     """The fields of the page are those of lines that a run directory has written."""
     everything = {
@@ -122,7 +133,7 @@ def test_every_field_of_a_round_is_described(tmp_path: Path) -> None:
         folder = tmp_path / str(buffered)
         with RunDirectory(folder, {}) as directory:
             record = round_record(buffered=buffered, **everything)
-            results = [replace(each, steps_asked=3, steps_done=2) for each in record.results]
+            results = [replace(each, **_optional_values()) for each in record.results]
             directory.write_round(replace(record, results=results), small_model())
         written |= json.loads((folder / "rounds.jsonl").read_text()).keys()
     described = re.findall(r"^\| `(\w+)` \|", ROUNDS, re.MULTILINE)
