@@ -40,6 +40,7 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
 
     @contextlib.contextmanager
     def own_starts() -> Iterator[None]:
+        # From before a strategy is wrapped: buffered mode refuses one with a start of its own.
         for cls, own in starts:
             cls.start = own
         try:
@@ -51,12 +52,12 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
         self: Strategy, original: Any, grid: Any, initial_arrays: Any, *more: Any, **named: Any
     ) -> Any:
         before = _contents(initial_arrays)
-        outer = self
-        if num_selected:
-            from flower_scheduling import ScheduledStrategy
-
-            outer = ScheduledStrategy(self, **settings)
         with own_starts():
+            outer = self
+            if num_selected:
+                from flower_scheduling import ScheduledStrategy
+
+                outer = ScheduledStrategy(self, **settings)
             result = outer.start(grid, initial_arrays, *more, **named)
         write(
             before,
@@ -73,13 +74,13 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
     @functools.wraps(call)
     def workflow(self: DefaultWorkflow, grid: Any, context: Any) -> None:
         DefaultWorkflow.__call__ = call  # type: ignore[method-assign]
-        outer: Any = self
-        if num_selected:
-            from flower_scheduling import ScheduledWorkflow
-
-            outer = ScheduledWorkflow(self, **settings)
         try:
             with own_starts():
+                outer: Any = self
+                if num_selected:
+                    from flower_scheduling import ScheduledWorkflow
+
+                    outer = ScheduledWorkflow(self, **settings)
                 outer(grid, context)
         finally:
             DefaultWorkflow.__call__ = workflow  # type: ignore[method-assign]
@@ -90,14 +91,14 @@ def wrap(file: str, num_selected: int, tau_max_s: float, mode: str) -> None:
 
     def start_server(*, server: Any = None, **components: Any) -> Any:
         manager = components.pop("client_manager", None) or SimpleClientManager()
-        if server is None:
-            strategy, kind = components.pop("strategy"), Server
-            if num_selected:
-                from flower_scheduling import ScheduledServer
-
-                kind = functools.partial(ScheduledServer, **settings)
-            server = kind(client_manager=manager, strategy=strategy)
         with own_starts():
+            if server is None:
+                strategy, kind = components.pop("strategy"), Server
+                if num_selected:
+                    from flower_scheduling import ScheduledServer
+
+                    kind = functools.partial(ScheduledServer, **settings)
+                server = kind(client_manager=manager, strategy=strategy)
             history = start_grid(server=server, **components)
         _write_history(write, ArrayRecord(parameters_to_ndarrays(server.parameters)), history)
         return history
