@@ -426,24 +426,46 @@ def _alike(ours: Any, theirs: Any) -> bool:
 
 
 class KnownCells:
-    """Cells that were measured, kept in a file from run to run; without one, for this run."""
+    """Cells that were measured, kept in a file from run to run; without one, for this run.
+
+    What was measured on other packages is forgotten.
+
+    Attributes
+    ----------
+    reused : bool
+        Whether a cell of an earlier run has been used.
+    """
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
+        self._packages = packages()
         known = json.loads(file.read_text()) if file and file.exists() else {}
-        self._cells = {key: Cell(**cell) for key, cell in known.items()}
+        kept = known["cells"] if known.get("packages") == self._packages else {}
+        self._cells = {key: Cell(**cell) for key, cell in kept.items()}
+        self._earlier = set(self._cells)
+        self.reused = False
 
     def get(self, key: str) -> Cell | None:
         """Return a cell that was measured before."""
+        self.reused |= key in self._earlier
         return self._cells.get(key)
 
     def put(self, key: str, cell: Cell) -> Cell:
         """Keep a cell."""
         self._cells[key] = cell
         if self._file:
-            known = {key: asdict(cell) for key, cell in self._cells.items()}
-            self._file.write_text(json.dumps(known))
+            cells = {key: asdict(cell) for key, cell in self._cells.items()}
+            self._file.write_text(json.dumps({"packages": self._packages, "cells": cells}))
         return cell
+
+
+def packages() -> str:
+    """Return Python's version and those of the packages that matter."""
+    versions = [f"Python {'.'.join(platform.python_version_tuple()[:2])}"]
+    for name in LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(versions)
 
 
 @dataclass
@@ -532,18 +554,20 @@ that an app pins. Where the Ray engine cannot run an app, *stock Flower* is a st
 """.splitlines()
 
 
-def render(rows: Sequence[Row]) -> str:
+_REUSED: Final = """\
+The cells were measured in more than one run on these packages: `--stock` and `--cells` keep them.
+"""
+
+
+def render(rows: Sequence[Row], *, reused: bool = False) -> str:
     """Return the page with the table."""
-    versions = []
-    for name in LIBRARIES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions.append(f"{name} {importlib.metadata.version(name)}")
     lines = [
         "# Public Flower apps, as they are",
         "",
         *_LEGEND,
         "",
-        f"Python {'.'.join(platform.python_version_tuple()[:2])}, {', '.join(versions)}.",
+        f"{packages()}.",
+        *(_REUSED.splitlines() if reused else ()),
         "",
         f"| app | stock Flower | {' | '.join(RUNTIMES.values())} |",
         "|---|---|" + "---|" * len(RUNTIMES),
@@ -591,7 +615,7 @@ def main() -> int:
             stock = KnownCells(options.stock and options.stock.absolute())
             scheduled = KnownCells(options.cells and options.cells.absolute())
             rows = [run_app(bench, app, runtimes, stock, scheduled) for app in apps]
-    table = render(rows)
+    table = render(rows, reused=stock.reused or scheduled.reused)
     if out:
         out.write_text(table, encoding="utf-8")
     print(table)

@@ -85,12 +85,24 @@ def test_the_last_error_is_the_reason(suite: ModuleType) -> None:
     assert suite.reason(lines) == "flwr.some.OtherError: b"
 
 
-def test_known_cells_are_those_of_an_earlier_run(suite: ModuleType, tmp_path: Path) -> None:
+def test_known_cells_are_those_of_an_earlier_run(
+    suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "cells.json"
-    cell = suite.KnownCells(file).put("wind streams", suite.Cell([outcome()], "late"))
-    assert suite.KnownCells(file).get("wind streams") == cell
-    assert suite.KnownCells(file).get("wind ray") is None
+    first = suite.KnownCells(file)
+    cell = first.put("wind streams", suite.Cell([outcome()], "late"))
+    assert first.get("wind streams") == cell
+    assert not first.reused
+    again = suite.KnownCells(file)
+    assert again.get("wind ray") is None
+    assert not again.reused
+    assert again.get("wind streams") == cell
+    assert again.reused
     assert suite.KnownCells(None).get("wind streams") is None
+    assert "measured in more than one run" in suite.render([], reused=True)
+    assert "measured in more than one run" not in suite.render([])
+    monkeypatch.setattr(suite, "packages", lambda: "others")
+    assert suite.KnownCells(file).get("wind streams") is None, "of other packages"
 
 
 def test_the_table_has_no_path_of_the_machine(suite: ModuleType, tmp_path: Path) -> None:
