@@ -12,6 +12,7 @@ from .timed_grid import LOGGER, TimedExchange
 
 _ANSWER_STEP_S = 0.05
 _LOG_AGAIN_S = 10.0
+_FIRST_WAIT = 10  # times the bound on other waits
 _FIRST_PAUSE = 10  # rounds without a client that has no examples
 _LONGEST_PAUSE = 160
 _MAX_NAMED = 5
@@ -63,15 +64,25 @@ class Membership:
         self.table.note_members(_GONE_ROUNDS)
         self.sizes_changed |= not np.array_equal(self.table.gone, before)
 
-    def wait_for(self, grid: TimedExchange, num_clients: int, what: str) -> None:
+    def wait_for_first(self, grid: TimedExchange) -> None:
+        """Wait for a first client, if there is none yet: devices may be started after the server.
+
+        Rounds that nobody can take part in would be lost, so the bound is ten times that of others.
+        """
+        if not len(self.table):
+            self.wait_for(grid, 1, "a first one", _FIRST_WAIT * self._wait_s)
+
+    def wait_for(
+        self, grid: TimedExchange, num_clients: int, what: str, wait_s: float | None = None
+    ) -> None:
         """Wait until so many clients are available, within the bound; log the wait now and then.
 
         It does not wait where so many are there and none of them has examples. At the bound those
         that are connected, and have not told their name and size, are taken as they are: of a node
         that starts a process for each message the first answer may take longer.
         """
-        begin_s = grid.now()
-        end_s = begin_s + self._wait_s
+        wait_s = self._wait_s if wait_s is None else wait_s
+        end_s = grid.now() + wait_s
         self.sync(grid)
         logged: tuple[int, float] | None = None
         while (available := self.table.num_available) < num_clients:
@@ -82,7 +93,7 @@ class Membership:
             if left_s <= 0.0:
                 self._take_silent(what)
                 return
-            waited_s = self._wait_s - left_s
+            waited_s = wait_s - left_s
             if logged is None or available != logged[0] or waited_s - logged[1] >= _LOG_AGAIN_S:
                 logged = (available, waited_s)
                 LOGGER.info(
@@ -91,7 +102,7 @@ class Membership:
                     available,
                     num_clients,
                     waited_s,
-                    self._wait_s,
+                    wait_s,
                     self._silent_text(),
                 )
             grid.wait(min(_ANSWER_STEP_S, left_s) if len(self._discovery) else left_s)

@@ -832,6 +832,7 @@ class ScheduledStrategy(Strategy):
         policy_round = self._earlier_rounds + server_round
         if math.isnan(run.begin_s):
             self._membership.wait_for(timed, self._min_clients, what)
+            self._membership.wait_for_first(timed)
         self.arms.round = policy_round
         self._membership.wait_for(timed, wait_for, what)
         if self.arms.all_empty():

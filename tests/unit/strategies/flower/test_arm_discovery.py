@@ -159,3 +159,17 @@ def test_too_few_clients_are_filled_up_with_connected_ones_that_have_not_answere
     assert membership.table.member.tolist() == [True] * 3
     assert [arm.num_examples for arm in membership.arms] == [10, None, None]
     assert "round 2: too few clients have told their size" in caplog.text
+
+
+def test_a_first_client_is_waited_for_ten_times_as_long_and_others_are_not() -> None:
+    grid = AskedGrid([], asks_one_first=False)
+    membership = Membership(5.0, 60.0)
+    membership.wait_for(grid, 2, "round 1")  # type: ignore[arg-type]
+    assert grid.now_s == pytest.approx(5.0)
+    membership.wait_for_first(grid)  # type: ignore[arg-type]
+    assert grid.now_s == pytest.approx(55.0)
+    there = AskedGrid([lambda message: None], asks_one_first=False)
+    membership.wait_for(there, 1, "round 1")  # type: ignore[arg-type]
+    begin_s = there.now_s
+    membership.wait_for_first(there)  # type: ignore[arg-type]
+    assert there.now_s == begin_s
