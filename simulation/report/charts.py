@@ -360,6 +360,8 @@ def _shares(stats: RunStatistics) -> ReportFigure:
     kept = "There were no floors to keep."
     if some:
         kept = "All floors were kept."
+        if (shares < floors).any():
+            kept = "No client is behind its floor by more than the six rounds that it may be."
         if missed:
             kept = f"{missed:,} of {len(clients):,} clients missed their floors."
     mark = (

@@ -112,10 +112,10 @@ def _state(run: RecordedRun, stats: RunStatistics) -> str:
 
 
 def _ended(run: RecordedRun) -> bool:
-    """Whether there are results, and no rounds after them."""
+    """Whether there are results, of just these rounds: more came while they were read."""
     try:
         summary = json.loads((run.path / "summary.json").read_text(encoding="utf-8"))
-        return bool(summary["rounds"] >= run.num_rounds)
+        return bool(summary["rounds"] == run.num_rounds)
     except (OSError, ValueError, LookupError, TypeError):
         return False
 

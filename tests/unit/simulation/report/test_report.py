@@ -556,8 +556,9 @@ def test_the_target_is_told_with_its_time(tmp_path: Path) -> None:
     text = reported(run).text
     assert "the target of 50.00 % was reached in round 25, after 150 s" in text
     assert "ended after 40 of 60 rounds, where its target was reached" in text
-    (run / "summary.json").write_text('{"rounds": 39}')
-    assert "has not ended" in reported(run).text
+    for others in (39, 41):  # those of a run that went on, before and after they were read
+        (run / "summary.json").write_text(f'{{"rounds": {others}}}')
+        assert "has not ended" in reported(run).text
 
 
 def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
@@ -565,6 +566,12 @@ def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
     with (run / "rounds.jsonl").open("a") as file:
         file.write('{"schema": 1, "rou')
     assert "40 rounds so far" in reported(run).text
+
+
+def test_of_a_short_run_it_is_not_said_that_floors_were_kept(tmp_path: Path) -> None:
+    short = reported(a_run(tmp_path / "short", steady(10), floor=0.3)).text
+    assert "No client is behind its floor by more than the six rounds that it may be." in short
+    assert "All floors were kept" in reported(a_run(tmp_path / "none", steady(10), floor=1e-9)).text
 
 
 def test_missed_floors_are_marked(tmp_path: Path) -> None:
