@@ -98,5 +98,6 @@ def read_status(
     try:
         status: dict[str, Any] = json.loads(ask(b"", timeout=timeout_s))
     except grpc.RpcError as error:
-        raise no_answer(address, error, own_fault) from None
+        fault = no_answer(address, error, own_fault)
+        raise ConnectionError(f"{fault} (--address names another one)") from None
     return status

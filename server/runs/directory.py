@@ -83,8 +83,9 @@ def ensure_empty(path: Path) -> None:
     except OSError as error:  # a name that is too long, for one
         raise _no_folder(path, error.strerror) from None
     if names - _OF_NO_RUN:
+        held = " (it holds a run, which can be resumed)" if ROUNDS in names else ""
         raise ConfigError(
-            "run-dir", str(path), "must be a folder that does not exist yet, or is empty"
+            "run-dir", str(path), f"must be a folder that does not exist yet, or is empty{held}"
         )
     above = path.absolute()
     while not os.path.lexists(above):

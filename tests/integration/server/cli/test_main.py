@@ -57,6 +57,11 @@ def test_every_flag_can_come_from_the_environment(
                 assert found == (["here"] if option.multiple else "here"), variable  # type: ignore[attr-defined]
 
 
+def test_a_status_that_nothing_answers_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert server_main(["status", "--address", "127.0.0.1:1", "--timeout-s", "0.2"]) == 1
+    assert "--address names another one" in capsys.readouterr().err
+
+
 def test_a_subcommand_takes_the_address_of_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from flower_scheduling.errors import ConfigError, NoStepError
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
 from flower_scheduling.server.monitoring.alarms import AlarmLog
 from flower_scheduling.server.page.run_view import RunView
-from flower_scheduling.server.runs.directory import written_rounds
+from flower_scheduling.server.runs.directory import ensure_empty, written_rounds
 from flower_scheduling.server.runs.recording import record_app
 from flower_scheduling.server.settings.fleet import FleetConfig
 from flower_scheduling.simulation.cli import main as simulation_main
@@ -279,6 +279,9 @@ def test_a_folder_in_use_is_refused_before_the_first_round(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="does not exist yet, or is empty"):
         start(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+    (tmp_path / "rounds.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="it holds a run, which can be resumed"):
+        ensure_empty(tmp_path)
 
 
 @pytest.mark.parametrize("option", [{"tracker": "mlflow"}, {"resume": True}])
