@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -39,6 +39,13 @@ def answers(message: Message) -> Message:
     node = message.metadata.dst_node_id
     record = ConfigRecord({NAME: f"dev-{node}", NUM_EXAMPLES: 10 * node})
     return Message(RecordDict({CLIENT_INFO: record}), reply_to=message)
+
+
+@pytest.fixture(autouse=True)
+def no_filters() -> Iterator[None]:
+    """Take away what is left on Flower's logger where a client has never answered."""
+    yield
+    logging.getLogger("flwr").filters.clear()
 
 
 class AskedGrid(BareGrid):
