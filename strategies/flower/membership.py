@@ -67,10 +67,10 @@ class Membership:
     def wait_for_first(self, grid: TimedExchange) -> None:
         """Wait for a first client, if there is none yet: devices may be started after the server.
 
-        Rounds that nobody can take part in would be lost, so the bound is ten times that of others.
+        Rounds without any client would be lost, so the bound is ten times that of other waits.
         """
         if not len(self.table):
-            self.wait_for(grid, 1, "a first one", _FIRST_WAIT * self._wait_s)
+            self.wait_for(grid, 1, "the first round", _FIRST_WAIT * self._wait_s)
 
     def wait_for(
         self, grid: TimedExchange, num_clients: int, what: str, wait_s: float | None = None

@@ -276,12 +276,13 @@ class TrainingRound(ModelStep):
             self._reduce(destinations, len(nodes))
         set_ttl(messages, self.deadline_s)
         requested = parts.policy.requested_metrics
+        if not (requested or parts.work.by_speed):
+            return messages
         report: dict[str, Any] = {REPORT: " ".join(requested)} if requested else {}
         contents: dict[tuple[int, tuple[object, ...]], RecordDict] = {}
         for message in messages:
             arm = table.arm_of(message.metadata.dst_node_id).index
-            if not (asked := {**report, **parts.work.request(arm)}):
-                continue
+            asked = {**report, **parts.work.request(arm)}
             # Flower's strategies give all messages one content, which grids encode once.
             place = id(message.content), tuple(asked.values())
             if place not in contents:
@@ -334,7 +335,8 @@ class TrainingRound(ModelStep):
             self._take_in(answers.since)
         told = parts.work.learn(exchanges, table)
         parts.deadline.learn(told, table)
-        self._told_s = {table.arm_of(each.node_id).index: each.rtt_s for each in told}
+        if parts.work.by_speed:
+            self._told_s = {table.arm_of(each.node_id).index: each.rtt_s for each in told}
         told_late = parts.work.learn(answers.late_exchanges, table)
         parts.deadline.learn(told_late, table)
         for each in told_late:
