@@ -44,16 +44,17 @@ TURNS = 5
 ROUND_TRIPS, ROUNDS = 300, 40  # per turn
 WARM_UP = 20
 SMALL = 31_400  # bytes of the 784 x 10 logistic model
+MB = 10**6
 # Bytes of the model, clients, selected, round trips per turn, largest ratio.
 ROWS = [
     (SMALL, NUM_CLIENTS, NUM_SELECTED, ROUNDS, 2.5),
     (SMALL, 1, 1, ROUND_TRIPS, 2.0),
-    (2**20, 1, 1, 40, 2.0),
-    (10 * 2**20, 1, 1, 10, 2.0),
-    (100 * 2**20, 1, 1, 2, 2.0),
-    (2**20, 20, 10, 10, 2.0),
-    (10 * 2**20, 20, 10, 3, 2.0),
-    (50 * 2**20, 20, 10, 1, 2.0),
+    (MB, 1, 1, 40, 2.0),
+    (10 * MB, 1, 1, 10, 2.0),
+    (100 * MB, 1, 1, 2, 2.0),
+    (MB, 20, 10, 10, 2.0),
+    (10 * MB, 20, 10, 3, 2.0),
+    (50 * MB, 20, 10, 1, 2.0),
 ]
 HUGE = (10**9, 1, 1, 1, 2.0)
 PIECE = 2**20
@@ -300,7 +301,7 @@ def compare(size: int, num_clients: int, num_selected: int, repeats: int) -> Com
     ours.stop()
     our_clients.end()
     # The model itself was there before.
-    server_peak, client_peak = (peak_mb * 2**20 / size for peak_mb in peaks_mb)
+    server_peak, client_peak = (peak_mb * MB / size for peak_mb in peaks_mb)
     return Comparison(
         median(bare_s),
         median(ours_s),
@@ -312,9 +313,9 @@ def compare(size: int, num_clients: int, num_selected: int, repeats: int) -> Com
 
 
 def memory_mb(what: str, pid: int | str = "self") -> float:
-    """Return a figure of a process's memory [MiB]: VmRSS now, VmHWM at its peak."""
+    """Return a figure of a process's memory [MB]: VmRSS now, VmHWM at its peak."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
+    return next(int(line.split()[1]) * 1024 / MB for line in lines if line.startswith(what))
 
 
 def main() -> None:
@@ -342,7 +343,7 @@ def main() -> None:
         found = compare(size, num_clients, num_selected, repeats)
         ratio = found.ours_s / found.bare_s
         failed |= ratio > target
-        name = "31 kB" if size == SMALL else f"{size / 2**20:.0f} MB"
+        name = "31 kB" if size == SMALL else f"{size / MB:.0f} MB"
         label = f"{name}, {num_selected} of {num_clients}"
         peaks = f"{found.server_peak:>9.1f}{found.client_peak:>9.1f}" if size > 2**22 else ""
         print(

@@ -65,7 +65,8 @@ class Window:
 
         The link has just shown that it carries as much in no time, and nothing else is on its way.
         """
-        most = min(self.size // _CHUNKS + MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+        # The size grows to twice that of the frames of a fast link at least.
+        most = min(self.size // 2, MAX_CHUNK_BYTES)
         return size <= most and not self._marks and self._clock() < self._heard_s + _FRESH_S
 
     def admits(self, size: int) -> bool:

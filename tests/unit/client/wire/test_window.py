@@ -104,6 +104,14 @@ def test_frames_go_whole_as_long_as_the_link_is_known_to_carry_them_at_once() ->
     assert not slow.window.takes_whole(MB)
 
 
+@pytest.mark.parametrize("size", [40_000, 10**5, 3 * 10**5, 10**6, MB, MAX_CHUNK_BYTES])
+def test_frames_of_one_size_go_whole_once_a_fast_link_has_carried_a_few(size: int) -> None:
+    link = Link(1e9)
+    for _ in range(10):
+        link.send(size)
+    assert link.window.takes_whole(size)
+
+
 def test_chunks_are_bounded() -> None:
     link = Link(1e9)
     assert link.window.chunk_bytes == MIN_CHUNK_BYTES
