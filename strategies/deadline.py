@@ -33,6 +33,8 @@ def as_deadline(value: object) -> GivenDeadline:
 _FACTOR: Final = 2.0
 _DEVIATIONS: Final = 2.5
 """An arm is given twice the time that it takes once in 160 rounds, were its times log-normal."""
+_LEAST_S: Final = 1.0
+"""Least time that an arm is given [s]."""
 _FIRST_DEVIATION: Final = 1.0
 _LEAST_DEVIATION: Final = 0.1
 """Standard deviation of a log time while nothing is known of it, and the least that counts."""
@@ -58,13 +60,14 @@ class AutoDeadline:
 
     An arm is given the time
 
-        a_k = 2 exp(m_k + 2.5 s_k),
+        a_k = max(1 s, 2 exp(m_k + 2.5 s_k)),
 
     with m_k the mean and s_k the standard deviation of the logarithm of its last 50 or so
     round-trip times: a fading link takes a hundred times as long now and then, which a mean of
     times would follow and one of logarithms hardly notices. s_k is shrunk towards the deviation of
     all arms, as if five times had been observed with that one; and that begins as 1, which is a
-    factor of 24 on a first time. The deadline of a round is
+    factor of 24 on a first time. A second is what a busy host or a sleeping radio takes now and
+    then, however short the times were. The deadline of a round is
 
         d(t) = max(l(t), max over the super arm of a_k),
         l(t + 1) = max(0.9 l(t), max over its arms that answered of a_k).
@@ -248,4 +251,4 @@ class AutoDeadline:
 
     def _allowed_s(self) -> FloatArray:
         """Return what each arm is given, a [s]; infinite if untried."""
-        return np.asarray(_FACTOR * np.exp(self._upper()))
+        return np.maximum(_LEAST_S, _FACTOR * np.exp(self._upper()))

@@ -52,6 +52,12 @@ def test_arms_with_few_times_share_the_deviation_of_all() -> None:
     assert deadline.deadline_s([1]) < 2.7, "by then all are known to be steady"
 
 
+def test_no_arm_is_given_less_than_a_second() -> None:
+    deadline = told(*[([0, 1], [0.001, 0.002])] * 100)
+    assert deadline.deadline_s([0, 1]) == 1.0, "a busy host takes as long now and then"
+    assert deadline.level_s == 1.0
+
+
 def test_it_shrinks_by_a_tenth_a_round_and_grows_at_once() -> None:
     deadline = told(([0], [10.0]))
     for number in range(1, 6):
@@ -77,7 +83,7 @@ def test_a_client_that_never_answers_holds_up_few_rounds() -> None:
     assert taken_s[:5] == [60.0, 180.0, 180.0, pytest.approx(0.9**2 * 0.1 * FIRST, rel=0.5), 180.0]
     slow = [number for number, each in enumerate(taken_s) if each > 59.0]
     assert slow == [0, 1, 2, 4, 8, 16, 32], "tried ever more rarely"
-    assert taken_s[-1] < 0.5
+    assert taken_s[-1] == 1.0
 
 
 def test_a_client_that_dies_holds_up_few_rounds() -> None:
@@ -89,7 +95,7 @@ def test_a_client_that_dies_holds_up_few_rounds() -> None:
         deadline.tell([0, 1], [0.1, math.nan], [True, False])
     expected = [1, 3, 9, 1, 27, 1, 1, 1, 27, *[1] * 7, 27, 1, 1, 1]
     assert taken_s == pytest.approx([each * usual_s for each in expected])
-    assert deadline.level_s == pytest.approx(0.9**20 * usual_s), "the others alone count"
+    assert deadline.level_s == pytest.approx(max(1.0, 0.9**20 * usual_s)), "the others alone count"
     deadline.tell([1], [1.0], [True])
     assert deadline.deadline_s([1]) == pytest.approx(usual_s), "it is back, and as it was"
 
