@@ -14,7 +14,7 @@ from flower_scheduling.strategies.base import FloatArray
 from flower_scheduling.strategies.deadline import AUTO
 
 from . import plots
-from .theory.missed_floors import missed_floor
+from .theory.missed_floors import LAG, buffered_lag, missed_floor
 from .wording import percent, plain, seconds
 
 if TYPE_CHECKING:
@@ -47,14 +47,17 @@ def draw_figures(results: Sequence[SimulationResult], folder: Path) -> list[Path
     Returns
     -------
     list of Path
-        The files: accuracy against rounds and against time, time against rounds, and for each
-        run the clients' shares, failures and round-trip times.
+        The files: accuracy, if there is any, against rounds and against time, time against rounds,
+        and for each run the clients' shares, failures and round-trip times.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "accuracy.png", folder / "time.png"]
+    paths = []
     with plots.styled("runs"):
-        plots.save(_accuracy(results), paths[0])
-        plots.save(_time(results), paths[1])
+        if any(each.summary["accuracy"] is not None for each in results):
+            paths.append(folder / "accuracy.png")
+            plots.save(_accuracy(results), paths[-1])
+        paths.append(folder / "time.png")
+        plots.save(_time(results), paths[-1])
         for result in results:
             suffix = f"-{result.config.strategy}" if len(results) > 1 else ""
             paths.append(folder / f"clients{suffix}.png")
@@ -79,7 +82,7 @@ def _accuracy(results: Sequence[SimulationResult]) -> Figure:
             plots.mark(axes, target, "target", f"target, {percent(target)}")
         axes.set_ylabel("test accuracy")
         plots.as_shares(axes)
-    by_round.set_xlabel("round")
+    by_round.set_xlabel(_unit(results))
     by_time.set_xlabel("virtual time [s]")
     plots.legend_below(figure)
     figure.suptitle(_seen_in_accuracy(results))
@@ -95,8 +98,6 @@ def _seen_in_accuracy(results: Sequence[SimulationResult]) -> str:
     """Return a title that says what is seen: who reached the target first, or the last values."""
     target = results[0].config.target_accuracy
     known = [each for each in results if each.summary["accuracy"] is not None]
-    if not known:
-        return "No evaluation reported an 'accuracy'"
     if target:
         there = [each for each in results if each.summary["target_time_s"] is not None]
         if not there:
@@ -108,7 +109,7 @@ def _seen_in_accuracy(results: Sequence[SimulationResult]) -> str:
     last = [each.round for each in best.records if each.accuracy is not None][-1]
     which = "the highest accuracy," if len(results) > 1 else "an accuracy of"
     accuracy = percent(float(best.summary["accuracy"]))
-    return f"{_name(best)} ended with {which} {accuracy}, in round {last:,}"
+    return f"{_name(best)} ended with {which} {accuracy}, in {_unit([best])} {last:,}"
 
 
 # --- time and failures ----------------------------------------------------------------------------
@@ -131,11 +132,12 @@ def _time(results: Sequence[SimulationResult]) -> Figure:
         failed = np.cumsum([_failed(r) for r in result.records])
         curve = plots.curve_of(name, rounds, [failed])
         plots.draw_curve(failures, curve, look, number=number)
-    total.set(xlabel="round", ylabel="time so far [s]", title="time")
+    unit = _unit(results)
+    total.set(xlabel=unit, ylabel="time so far [s]", title="time")
     lengths.set(
-        xlabel="length of a round [s]",
-        ylabel="share of rounds that take as long or longer",
-        title="lengths of the rounds",
+        xlabel=f"length of a {unit} [s]",
+        ylabel=f"share of {unit}s that take as long or longer",
+        title=f"lengths of the {unit}s",
     )
     if rarest < _RARE:
         plots.plain_log(lengths)
@@ -146,7 +148,7 @@ def _time(results: Sequence[SimulationResult]) -> Figure:
         plots.plain_log(lengths, on="x")
     if (tau_max_s := results[0].config.tau_max_s) != AUTO and longest > 0.3 * tau_max_s:
         plots.mark(lengths, tau_max_s, "deadline", f"deadline, {seconds(tau_max_s)}", on="x")
-    failures.set(xlabel="round", ylabel="failed requests so far", title="failures")
+    failures.set(xlabel=unit, ylabel="failed requests so far", title="failures")
     failures.set_ylim(bottom=0)
     if not any(result.summary["failures"] for result in results):
         _say_none_failed(failures)
@@ -172,8 +174,8 @@ def _seen_in_time(results: Sequence[SimulationResult]) -> str:
     ordered = sorted(results, key=mean_s)
     first, last = ordered[0], ordered[-1]
     if last is first:
-        return f"{_name(first)}: {seconds(mean_s(first))} a round on average"
-    shortest = f"Shortest rounds: {_name(first)}, {seconds(mean_s(first))} on average"
+        return f"{_name(first)}: {seconds(mean_s(first))} a {_unit(results)} on average"
+    shortest = f"Shortest {_unit(results)}s: {_name(first)}, {seconds(mean_s(first))} on average"
     return f"{shortest}; longest: {_name(last)}, {seconds(mean_s(last))}"
 
 
@@ -201,13 +203,17 @@ def _clients_of(result: SimulationResult) -> list[_Client]:
             requests[each.arm] += 1
             if each.completed and each.rtt_s is not None:
                 times_s[each.arm].append(each.rtt_s)
+    lag = LAG
+    if result.config.mode == "buffered":
+        num_floors = sum((arm["floor"] or 0.0) > 0.0 for arm in arms)
+        lag = buffered_lag(num_floors, result.config.num_selected)
     found = []
     for arm, own_s, count in zip(arms, times_s, requests.tolist(), strict=True):
         share = arm["share"] or 0.0
         failed = share * arm["failures"] / max(count, 1.0)
         name = plain(arm["name"].removeprefix("client-"), _LONGEST_NAME)
-        rounds = round(count / share) if share else len(result.records)
-        missed = missed_floor(share, arm["floor"], rounds)
+        turns = round(count / share) if share else sum(each.turns for each in result.records)
+        missed = missed_floor(share, arm["floor"], turns, lag)
         found.append(_Client(name, share, failed, arm["floor"] or 0.0, missed, np.array(own_s)))
     return found
 
@@ -232,7 +238,8 @@ def _clients(result: SimulationResult) -> Figure:
         plots.draw_ranges(shares, low, high, "10 % to 90 % of a group")
     if floor.any():
         plots.draw_floors(shares, means[2])
-    shares.set(ylabel="share of rounds", title="how often a client was selected")
+    of = "updates" if result.config.mode == "buffered" else "rounds"
+    shares.set(ylabel=f"share of {of}", title="how often a client was selected")
     plots.as_shares(shares)
     broken = np.array([failed[m].sum() / max(share[m].sum(), _TINY) for m in groups.members])
     plots.draw_bars(failures, broken, "failed", "failed")
@@ -280,6 +287,11 @@ def _with_looks(
 ) -> list[tuple[SimulationResult, Look]]:
     found = looks(_name(result) for result in results)
     return [(result, found[_name(result)]) for result in results]
+
+
+def _unit(results: Sequence[SimulationResult]) -> str:
+    """Return what the records of some runs are of; where there are both, rounds."""
+    return "step" if all(each.config.mode == "buffered" for each in results) else "round"
 
 
 def _height(results: Sequence[SimulationResult]) -> float:

@@ -15,6 +15,7 @@ from flower_scheduling.strategies.base import FloatArray
 from flower_scheduling.strategies.deadline import AUTO
 
 from .. import plots
+from ..theory.missed_floors import LAG
 from ..wording import percent, plain, seconds
 from .run_statistics import PARTS, ClientStatistics, RunStatistics
 
@@ -91,7 +92,7 @@ def draw_all(stats: RunStatistics, *, tau_max_s: float, target: float | None) ->
         _accuracy(stats, target),
         _lengths(stats, tau_max_s),
         *_failures(stats),
-        _stragglers(stats),
+        *([] if stats.buffered else [_stragglers(stats)]),
         _shares(stats),
         _heat(stats),
         _round_trips(stats, tau_max_s),
@@ -102,14 +103,14 @@ def draw_all(stats: RunStatistics, *, tau_max_s: float, target: float | None) ->
 
 
 def _accuracy(stats: RunStatistics, target: float | None) -> ReportFigure:
-    title = "Accuracy, against rounds and against time"
+    title = f"Accuracy, against {stats.unit}s and against time"
     if not stats.evaluations:
         return ReportFigure("accuracy", title, "No evaluation reported an 'accuracy'.", [])
     shown = _thinned(stats.evaluations)
     rounds, times_s, accuracy = (np.array(column) for column in zip(*shown, strict=True))
     last = stats.evaluations[-1]
     aim = "" if target is None else f" The line of dashes and dots: the target, {percent(target)}."
-    alt = f"{percent(accuracy[0])} at first, {percent(last[2])} in round {last[0]}"
+    alt = f"{percent(accuracy[0])} at first, {percent(last[2])} in {stats.unit} {last[0]}"
 
     def draw(x: FloatArray, label: str) -> Callable[[Axes], None]:
         def onto(axes: Axes) -> None:
@@ -127,7 +128,7 @@ def _accuracy(stats: RunStatistics, target: float | None) -> ReportFigure:
         title,
         f"Test accuracy of the model on the server, {len(stats.evaluations):,} evaluations.{aim}",
         [
-            draw_picture(draw(rounds, "round"), f"Test accuracy by round: {alt}."),
+            draw_picture(draw(rounds, stats.unit), f"Test accuracy by {stats.unit}: {alt}."),
             draw_picture(
                 draw(times_s, "time since the start [s]"),
                 f"Test accuracy by time: {alt}, after {seconds(last[1])}.",
@@ -150,7 +151,7 @@ def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
     def draw_each(axes: Axes) -> None:
         colour, broken = SERIES[0].light, MEANINGS["failed"].light
         axes.plot(
-            numbers[~failed], round_s[~failed], ".", markersize=4, color=colour, label="round"
+            numbers[~failed], round_s[~failed], ".", markersize=4, color=colour, label=stats.unit
         )
         if failed.any():
             where, lengths = numbers[failed], round_s[failed]
@@ -177,26 +178,26 @@ def _lengths(stats: RunStatistics, tau_max_s: float) -> ReportFigure:
             plots.plain_log(axes)
         else:
             axes.set_ylim(bottom=0)
-        axes.set(xlabel="round", ylabel="length of a round [s]")
+        axes.set(xlabel=stats.unit, ylabel=f"length of a {stats.unit} [s]")
 
     how = (
-        "One point a round, and the median of its neighbours. A cross: in this round a request "
-        "failed."
+        f"One point a {stats.unit}, and the median of its neighbours. A cross: in this "
+        f"{stats.unit} a request failed."
         if every
-        else f"Each point stands for some {len(round_s) // stretches} rounds: their median, the "
-        "range of the middle 80 %, and the longest."
+        else f"Each point stands for some {len(round_s) // stretches} {stats.unit}s: their median, "
+        "the range of the middle 80 %, and the longest."
     )
     which = "last deadline" if stats.summary["tau_max_s"] == AUTO else "deadline"
     deadline = f"the {which} of {seconds(tau_max_s)}"
     line = f"Dotted: {deadline}." if near else f"Far above what is drawn: {deadline}."
     return ReportFigure(
         "lengths",
-        "How long the rounds took",
+        f"How long the {stats.unit}s took",
         f"{how} {line}",
         [
             draw_picture(
                 draw,
-                f"Length of the rounds: half of them within {seconds(middle)}, the longest "
+                f"Length of the {stats.unit}s: half of them within {seconds(middle)}, the longest "
                 f"{seconds(longest)}, against {deadline}.",
                 legend=True,
             )
@@ -228,7 +229,7 @@ def _failures(stats: RunStatistics) -> list[ReportFigure]:
             share = count / requests
             axes.bar(middles, share, width, bottom=begin, label=kind, **plots.failure_bars(number))
             begin += share
-        axes.set(xlabel="round", ylabel="share of the requests")
+        axes.set(xlabel=stats.unit, ylabel="share of the requests")
         plots.as_shares(axes)
 
     def by_client(axes: Axes) -> None:
@@ -254,8 +255,8 @@ def _failures(stats: RunStatistics) -> list[ReportFigure]:
             [
                 draw_picture(
                     over_time,
-                    f"Failed requests over the rounds: {percent(total / asked)} of all, most "
-                    f"often {next(iter(counts))}.",
+                    f"Failed requests over the {stats.unit}s: {percent(total / asked)} of all, "
+                    f"most often {next(iter(counts))}.",
                     legend=True,
                     grid="y",
                 ),
@@ -341,7 +342,7 @@ def _shares(stats: RunStatistics) -> ReportFigure:
         if some:
             plots.draw_floors(axes, floors, across=True)
         plots.label_rows(axes, names)
-        axes.set(xlabel="share of rounds", ylabel="client")
+        axes.set(xlabel=f"share of {stats.share_of}", ylabel="client")
         plots.as_shares(axes, on="x")
 
     def by_rank(axes: Axes) -> None:
@@ -354,14 +355,19 @@ def _shares(stats: RunStatistics) -> ReportFigure:
             plots.plain_log(axes)
         else:
             axes.set_ylim(bottom=0)
-        axes.set(xlabel="clients by their share, the largest first", ylabel="share of rounds")
+        label = f"share of {stats.share_of}"
+        axes.set(xlabel="clients by their share, the largest first", ylabel=label)
         plots.as_shares(axes)
 
     kept = "There were no floors to keep."
     if some:
         kept = "All floors were kept."
         if (shares < floors).any():
-            kept = "No client is behind its floor by more than the six rounds that it may be."
+            lag = "six" if stats.clients[0].lag == LAG else f"{stats.clients[0].lag:,}"
+            kept = (
+                f"No client is behind its floor by more than the {lag} {stats.share_of} that it "
+                "may be."
+            )
         if missed:
             kept = f"{missed:,} of {len(clients):,} clients missed their floors."
     mark = (
@@ -371,16 +377,18 @@ def _shares(stats: RunStatistics) -> ReportFigure:
     )
     alt = (
         f"Shares of {len(clients):,} clients, from {percent(float(shares.min()))} to "
-        f"{percent(float(shares.max()))} of the rounds. {kept}"
+        f"{percent(float(shares.max()))} of the {stats.share_of}. {kept}"
         if len(clients)
         else ""
     )
     draw = by_rank if many else by_name
+    how = "Share of the rounds for which a client was selected, of those in which"
+    if stats.buffered:
+        how = "Share of the updates that were a client's, failed ones included, of those while"
     return ReportFigure(
         "shares",
         "How often each client took part" + (", against its floor" if some else ""),
-        "Share of the rounds for which a client was selected, of those in which it belonged to "
-        f"the fleet.{mark} {kept}",
+        f"{how} it belonged to the fleet.{mark} {kept}",
         [draw_picture(draw, alt, rows=0 if many else len(clients), legend=True)],
     )
 
@@ -418,10 +426,9 @@ def _heat(stats: RunStatistics) -> ReportFigure:
         if not single:
             axes.tick_params(axis="y", length=0)
         axes.grid(False)
-        axes.set(xlabel="round", ylabel="client" if single else "clients, in groups")
-        bar = axes.figure.colorbar(
-            image, ax=axes, label="share of rounds", format=plots.shown_percent
-        )
+        axes.set(xlabel=stats.unit, ylabel="client" if single else "clients, in groups")
+        label = f"share of {stats.share_of}"
+        bar = axes.figure.colorbar(image, ax=axes, label=label, format=plots.shown_percent)
         bar.outline.set_edgecolor(RULE.light)
 
     rows_are = (
@@ -437,9 +444,9 @@ def _heat(stats: RunStatistics) -> ReportFigure:
         [
             draw_picture(
                 draw,
-                f"Selections over the rounds. {'Of' if single else 'In the group of'} the fastest "
-                f"{percent(first)} of the rounds, {'of' if single else 'in the group of'} the "
-                f"slowest {percent(last)}.",
+                f"Selections over the {stats.unit}s. {'Of' if single else 'In the group of'} the "
+                f"fastest {percent(first)} of the {stats.share_of}, "
+                f"{'of' if single else 'in the group of'} the slowest {percent(last)}.",
                 rows=max(_FEWEST_ROWS, len(rows)) if single else 16,
             )
         ],

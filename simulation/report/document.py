@@ -75,10 +75,14 @@ def report_page(
         to_target=to_target,
         tied=tied,
         state=_state(run, stats),
+        buffered=stats.buffered,
+        unit=stats.unit,
+        share_of=stats.share_of,
+        lag=f"{stats.clients[0].lag} updates" if stats.buffered else "six rounds",
         numbers=_numbers(run, stats),
         figures=draw_all(stats, tau_max_s=_deadline_s(run, stats), target=target),
-        headings=_HEADINGS,
-        rows=[_row(client) for client in rows],
+        headings=[each.format(unit=stats.unit) for each in _headings(stats)],
+        rows=[_row(client, stats) for client in rows],
         num_clients=len(stats.clients),
         settings={plain(key): plain(value, 200) for key, value in _flat_settings(run.config)},
         versions=listed_versions(installed_versions()),
@@ -104,10 +108,10 @@ def _state(run: RecordedRun, stats: RunStatistics) -> str:
     of = f" of {planned:,}" if isinstance(planned, int) and planned else ""
     aim = ", where its target was reached" if stats.summary["target_round"] else ""
     if _ended(run):
-        return f"The run ended after {run.num_rounds:,}{of} rounds{aim}, on {when}."
+        return f"The run ended after {run.num_rounds:,}{of} {stats.unit}s{aim}, on {when}."
     return (
-        f"The run has not ended, or was cut off: {run.num_rounds:,}{of} rounds so far, the last "
-        f"one on {when}."
+        f"The run has not ended, or was cut off: {run.num_rounds:,}{of} {stats.unit}s so far, the "
+        f"last one on {when}."
     )
 
 
@@ -126,12 +130,13 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
     length_s = float(stats.round_s.sum())
     late = sum(1 for client in stats.clients if (client.joined or 1) > 1)
     rare = sum(1 for client in stats.clients if client.selections < FEW)
-    clients = f"{len(stats.clients):,}, of which {run.num_selected:,} per round at most"
+    when = "at work at a time" if stats.buffered else "per round"
+    clients = f"{len(stats.clients):,}, of which {run.num_selected:,} {when} at most"
     if late:
-        clients += f"; joined after the first round: {late:,}"
+        clients += f"; joined after the first {stats.unit}: {late:,}"
     if rare:
         clients += f"; selected fewer than {FEW} times: {rare:,}"
-    steps = "every round changed the model"
+    steps = f"every {stats.unit} changed the model"
     if summary["rounds_without_step"]:
         steps = f"{summary['rounds_without_step']:,} of {num_rounds:,}: {_kinds(stats.no_step)}"
     failures = f"none in {stats.selections:,} requests"
@@ -143,7 +148,7 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
         )
     deadline = seconds(_deadline_s(run, stats))
     if run.finds_deadline:
-        deadline += " in the last round; it was found from measured times"
+        deadline += f" in the last {stats.unit}; it was found from measured times"
     if suggested := summary["suggested_tau_max_s"]:
         deadline += f"; the measured round trips suggest {seconds(suggested)}"
     lost = "no round had two clients to compare"
@@ -152,22 +157,26 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
             f"{seconds(stats.lost_s)}, {percent(stats.lost_s / length_s)} of the time: so much "
             "shorter the rounds would have been without the slowest client of each"
         )
+    unchanged = "Steps that changed nothing" if stats.buffered else "Rounds without a step"
     used = sum(client.served - client.selections for client in stats.clients)
     rows = [
         ("Scheduled by", plain(run.strategy)),
-        ("Rounds", f"{num_rounds:,}, {seconds(length_s / num_rounds)} each on average"),
+        (
+            f"{stats.unit.title()}s",
+            f"{num_rounds:,}, {seconds(length_s / num_rounds)} each on average",
+        ),
         (
             "Time",
-            f"{seconds(length_s)} in rounds; {seconds(summary['time_s'])} from the first round on, "
-            "all included",
+            f"{seconds(length_s)} in {stats.unit}s; {seconds(summary['time_s'])} from the first "
+            f"{stats.unit} on, all included",
         ),
         ("Test accuracy", _accuracy(stats)),
         ("Clients", clients),
         ("Failures", failures),
         *([("Late updates", f"{used:,} used in later steps")] if used else []),
-        ("Rounds without a step", steps if summary["rounds_without_step"] else f"none: {steps}"),
+        (unchanged, steps if summary["rounds_without_step"] else f"none: {steps}"),
         ("Deadline", deadline),
-        ("Lost to stragglers", lost),
+        *([] if stats.buffered else [("Lost to stragglers", lost)]),
     ]
     if stats.on_clients:
         rows.insert(4, ("On clients", _on_clients(stats)))
@@ -188,8 +197,8 @@ def _on_clients(stats: RunStatistics) -> str:
         shown.append(f"{plain(key)} {value:.4g}{was}")
     if len(metrics) > len(shown):
         shown.append(f"{len(metrics) - len(shown)} more")
-    of = f" (in round {first:,})" if last > first else ""
-    return f"{', '.join(shown)} in round {last:,}{of}"
+    of = f" (in {stats.unit} {first:,})" if last > first else ""
+    return f"{', '.join(shown)} in {stats.unit} {last:,}{of}"
 
 
 def _accuracy(stats: RunStatistics) -> str:
@@ -198,10 +207,11 @@ def _accuracy(stats: RunStatistics) -> str:
     summary = stats.summary
     number, best = stats.best
     last = stats.evaluations[-1]
-    text = f"{_precise(last[2])} in round {last[0]:,}; best {_precise(best)} in round {number:,}"
+    unit = stats.unit
+    text = f"{_precise(last[2])} in {unit} {last[0]:,}; best {_precise(best)} in {unit} {number:,}"
     if summary["target_round"]:
         text += (
-            f"; the target of {_precise(summary['target_accuracy'])} was reached in round "
+            f"; the target of {_precise(summary['target_accuracy'])} was reached in {unit} "
             f"{summary['target_round']:,}, after {seconds(summary['target_time_s'])}"
         )
     elif summary["target_accuracy"]:
@@ -230,7 +240,7 @@ def _kinds(counts: Counter[str]) -> str:
 _HEADINGS: Final = (
     "client",
     "examples",
-    "since round",
+    "since {unit}",
     "selected",
     "share",
     "floor",
@@ -241,6 +251,11 @@ _HEADINGS: Final = (
     "lost [s]",
     "failures",
 )
+_OF_ROUNDS: Final = ("slowest", "lost [s]")  # no buffered step waits for its slowest client
+
+
+def _headings(stats: RunStatistics) -> list[str]:
+    return [each for each in _HEADINGS if not (stats.buffered and each in _OF_ROUNDS)]
 
 
 def _chosen(clients: Sequence[ClientStatistics]) -> list[ClientStatistics]:
@@ -252,7 +267,7 @@ def _chosen(clients: Sequence[ClientStatistics]) -> list[ClientStatistics]:
     return slow + [each for each in clients if each.missed and id(each) not in slowest]
 
 
-def _row(client: ClientStatistics) -> _Row:
+def _row(client: ClientStatistics, stats: RunStatistics) -> _Row:
     times = [client.quantile_s(level) for level in (0.5, 0.1, 0.9)]
     return _Row(
         plain(client.name),
@@ -263,8 +278,7 @@ def _row(client: ClientStatistics) -> _Row:
             "" if client.share is None else f"{client.share:.3f}",
             "" if client.floor is None else f"{client.floor:.3f}",
             *("" if value is None else f"{value:.3f}" for value in times),
-            f"{client.slowest:,}",
-            f"{client.lost_s:,.2f}",
+            *([] if stats.buffered else [f"{client.slowest:,}", f"{client.lost_s:,.2f}"]),
             _kinds(client.failures),
         ],
         client.missed,

@@ -15,7 +15,7 @@ from flower_scheduling.strategies.deadline import GivenDeadline
 from flower_scheduling.strategies.flower import Arm, RoundRecord, failure_kind
 
 from ..environments.recorded import RecordedRun, RunRecord
-from ..theory.missed_floors import missed_floor
+from ..theory.missed_floors import LAG, buffered_lag, missed_floor
 
 # Parts of a round trip: two that clients report, and the network, which remains.
 PARTS: Final = ("compute", "link", "network")
@@ -40,14 +40,16 @@ class ClientStatistics:
         Its participation floor.
     joined : int or None
         The first round in which it belonged to the fleet.
-    rounds : int
-        Rounds in which it belonged to the fleet.
+    turns : int
+        Rounds, or pieces of work of buffered steps, while it belonged to the fleet.
     selections : int
         How often it was selected.
     served : int
         The same, and how often an update that came after its round was used in a later step.
     failures : Counter of str
         Requests that brought nothing, by the kind of failure.
+    lag : int
+        Of how many turns it may be behind its floor.
     times_s : (num_completed,) float64
         Its round trips, of rounds that it completed.
     parts_s : list of float
@@ -62,8 +64,9 @@ class ClientStatistics:
     num_examples: int | None
     floor: float | None
     joined: int | None
-    rounds: int
     times_s: FloatArray
+    lag: int
+    turns: int = 0
     selections: int = 0
     served: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -73,13 +76,13 @@ class ClientStatistics:
 
     @property
     def share(self) -> float | None:
-        """What its floor counts, by the rounds in which it belonged to the fleet."""
-        return self.served / self.rounds if self.rounds else None
+        """What its floor counts, by the turns in which it belonged to the fleet."""
+        return self.served / self.turns if self.turns else None
 
     @property
     def missed(self) -> bool:
         """Whether its floor was missed, by more than what is tolerated."""
-        return missed_floor(self.share, self.floor, self.rounds)
+        return missed_floor(self.share, self.floor, self.turns, self.lag)
 
     def quantile_s(self, level: float) -> float | None:
         """Return a quantile of its round trips."""
@@ -120,14 +123,16 @@ class RunStatistics:
     best : (int, float) or None
         Round and value of the best accuracy.
     heat : (num_clients, num_columns) float64
-        Share of the rounds of each of equal stretches of the run in which each client was
-        selected; NaN before it joined.
+        Share of the turns of each of equal stretches of the run in which each client was served;
+        NaN before it joined.
     edges : (num_columns + 1,) int64
         Where the stretches begin and end [rounds].
     requests : (num_columns,) int64
         Requests in each stretch.
     failures : dict of str to (num_columns,) int64
         Those that brought nothing, by the kind of failure.
+    buffered : bool
+        Whether its rounds are buffered steps, in which clients wait for none of the others.
     """
 
     clients: list[ClientStatistics]
@@ -141,6 +146,17 @@ class RunStatistics:
     edges: IntArray
     requests: IntArray
     failures: dict[str, IntArray]
+    buffered: bool
+
+    @property
+    def unit(self) -> str:
+        """What a line of the record is."""
+        return "step" if self.buffered else "round"
+
+    @property
+    def share_of(self) -> str:
+        """What shares and floors are of."""
+        return "updates" if self.buffered else "rounds"
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -212,17 +228,17 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
     record : RunRecord
         From :func:`.record_of`.
     """
-    members = record.member
-    rounds = members.sum(axis=0)
-    joined = np.where(rounds > 0, members.argmax(axis=0) + 1, 0)
+    lag = LAG
+    if record.buffered:
+        lag = buffered_lag(sum(floor > 0.0 for floor in run.floors), run.num_selected)
     clients = [
         ClientStatistics(
             arm.name,
             arm.num_examples,
             arm.floor,
-            int(joined[index]) or None,
-            int(rounds[index]),
+            None,
             record.samples_s[index][np.isfinite(record.samples_s[index])],
+            lag,
         )
         for index, arm in enumerate(run.arms)
     ]
@@ -232,6 +248,8 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
     edges = np.linspace(0, run.num_rounds, columns + 1).round().astype(np.int64)
     column = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     heat = np.zeros((len(clients), len(edges) - 1))
+    turns = np.zeros(len(edges) - 1)
+    joined = np.zeros(len(clients), dtype=np.int64)
     round_s = np.empty(run.num_rounds)
     failed = np.zeros(run.num_rounds, dtype=np.int64)
     requests = np.zeros(len(edges) - 1, dtype=np.int64)
@@ -243,6 +261,10 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         totals.count(each)
         round_s[row] = each.round_s
         np.add.at(heat[:, column[row]], each.served, 1)
+        turns[column[row]] += each.turns
+        there = joined[: each.num_arms] == 0
+        there[each.absent] = False
+        joined[: each.num_arms][there] = row + 1
         requests[column[row]] += len(each.results)
         for reason in each.reason:
             if reason is not None:
@@ -256,8 +278,10 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         if not each.stepped:
             no_step[each.no_step or "unknown"] += 1
         _count(each, clients)
-    heat /= np.diff(edges)
+    heat /= np.maximum(turns, 1.0)
     for index, (client, counts) in enumerate(zip(clients, totals.grow(len(clients)), strict=True)):
+        client.joined = int(joined[index]) or None
+        client.turns = totals.member_turns(counts)
         client.selections, client.served = counts.selected, counts.served
         client.failures = counts.failures
         heat[index, edges[1:] < (client.joined or run.num_rounds + 1)] = np.nan
@@ -276,6 +300,7 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         edges,
         requests,
         failures,
+        record.buffered,
     )
 
 

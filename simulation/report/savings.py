@@ -103,11 +103,13 @@ class SavingsEstimate:
     def sentence(self) -> str:
         """The estimate in a few sentences."""
         if not self.delivered:
+            took, says = seconds(self.recorded_s), "Such a run does not say what scheduling saves."
+            if self.buffered:
+                return f"No client delivered anything in time, in {took}. {says}"
             rounds = f"{self.of_rounds:,} rounds" if self.of_rounds > 1 else "one round"
             return (
                 f"No client delivered anything in time: {rounds} with {plain(self.policy)} took "
-                f"{seconds(self.recorded_s)}, each selection counted with the whole deadline. Such "
-                "a run does not say what scheduling saves."
+                f"{took}, each selection counted with the whole deadline. {says}"
             )
         took = f"Scheduling with {plain(self.policy)} took {seconds(self.recorded_s)}."
         other = "Random selection"

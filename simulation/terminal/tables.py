@@ -39,7 +39,9 @@ def print_tables(
 
 def _runs(results: Sequence[SimulationResult]) -> Table:
     target = results[0].config.target_accuracy
-    headings = ["rounds", "time [s]", "accuracy", "failures"]
+    buffered = [result.config.mode == "buffered" for result in results]
+    unit = "steps" if all(buffered) else "rounds, steps" if any(buffered) else "rounds"
+    headings = [unit, "time [s]", "accuracy", "failures"]
     headings += [f"to {target:.1%} [s]"] if target else []
     table = name_table("strategy", [each.config.strategy for each in results], headings)
     for result in results:
@@ -82,14 +84,15 @@ def _headline(results: Sequence[SimulationResult]) -> str:
     if len(results) > 1:
         return comparison(results)
     summary = results[0].summary
+    unit = "step" if results[0].config.mode == "buffered" else "round"
     if summary["target_round"] is not None:
         return (
-            f"reached {summary['target_accuracy']:.1%} test accuracy in round "
+            f"reached {summary['target_accuracy']:.1%} test accuracy in {unit} "
             f"{summary['target_round']}, after {summary['target_time_s']:.1f} s of virtual time"
         )
     if summary["accuracy"] is None:
-        return f"{summary['rounds']} rounds"
-    text = f"{summary['accuracy']:.1%} test accuracy after {summary['rounds']} rounds"
+        return f"{summary['rounds']} {unit}s"
+    text = f"{summary['accuracy']:.1%} test accuracy after {summary['rounds']} {unit}s"
     if summary["target_accuracy"]:
         text += f"; the target of {summary['target_accuracy']:.1%} was not reached"
     return text

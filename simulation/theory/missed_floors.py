@@ -1,4 +1,4 @@
-"""Missed floors: when a share of rounds falls short of its floor by more than chance explains."""
+"""Missed floors: when a share falls short of its floor by more than a policy may lag."""
 
 from __future__ import annotations
 
@@ -7,23 +7,40 @@ from typing import Final
 # By how much a share may fall short of its floor and still count as kept: the smaller of the two.
 _SHORTFALL: Final = 0.01
 _PART_OF_FLOOR: Final = 0.1
-# Rounds that even a policy which keeps its floors may lag for a while.
-_LAG: Final = 6.0
+LAG: Final = 6
+"""Rounds that even a policy which keeps its floors may lag for a while."""
 
 
-def missed_floor(share: float | None, floor: float | None, rounds: int) -> bool:
+def buffered_lag(num_floors: int, num_selected: int) -> int:
+    """Return how many updates a policy that keeps its floors may lag in buffered mode.
+
+    The bound of :class:`.CsUcbQAdaptive`, 6 + K + N.
+
+    Parameters
+    ----------
+    num_floors : int
+        Arms with a floor, K.
+    num_selected : int
+        Channels, N.
+    """
+    return LAG + num_floors + num_selected
+
+
+def missed_floor(share: float | None, floor: float | None, turns: int, lag: int = LAG) -> bool:
     """Return whether a client missed its floor, by more than what is tolerated.
 
     Parameters
     ----------
     share : float or None
-        Its share of the rounds; ``None``: it was never there.
+        Its share of the rounds, or of the updates in buffered mode; ``None``: it was never there.
     floor : float or None
         The share that it is guaranteed; ``None``: there is none.
-    rounds : int
-        Rounds in which it was there.
+    turns : int
+        Rounds or updates while it was there.
+    lag : int
+        How many of them it may be behind.
     """
     if floor is None or share is None:
         return False
     short = floor - share
-    return short > min(_SHORTFALL, _PART_OF_FLOOR * floor) and short * rounds > _LAG
+    return short > min(_SHORTFALL, _PART_OF_FLOOR * floor) and short * turns > lag

@@ -111,7 +111,7 @@ def test_numbers_are_those_of_the_rounds(run_dir: Path) -> None:
             assert client.median_s == pytest.approx(np.median(times))
             assert client.quantile_s(0.9) == pytest.approx(np.quantile(times, 0.9))
     late = next(client for client in stats.clients if client.joined == 60)
-    assert late.rounds == count - 59
+    assert late.turns == count - 59
     assert "joined after the first round: 1" in page.text
     assert len(page.figures) == 10
     broken = f"{len(failures)} of {requests} requests brought no update"
@@ -581,6 +581,25 @@ def test_missed_floors_are_marked(tmp_path: Path) -> None:
     page = reported(run)
     assert page.text.count("0.250 missed") == 2
     assert "2 of 4 clients missed their floors" in page.text
+
+
+def test_shares_of_buffered_steps_are_of_updates_like_the_floors(tmp_path: Path) -> None:
+    lines = [
+        {**line, "buffered": True, "staleness": [0, 0], "begin_s": [0.0, 0.0]}
+        for line in steady(200)
+    ]
+    run = a_run(tmp_path / "run", lines, floor=0.3, mode="buffered")
+    _, stats = told(run)
+    assert [client.turns for client in stats.clients] == [400] * 4
+    assert [client.share for client in stats.clients] == [0.375, 0.375, 0.125, 0.125]
+    assert [client.missed for client in stats.clients] == [False, False, True, True]
+    assert np.nanmax(stats.heat) <= 0.5
+    page = reported(run)
+    assert page.text.count("0.125 missed") == 2
+    assert "2 of 4 clients missed their floors" in page.text
+    assert "The run has not ended, or was cut off: 200 steps so far" in page.text
+    assert "more\nthan 12 updates" in page.text, "6 + K + N"
+    assert "lost to stragglers" not in page.text.lower(), "none is waited for"
 
 
 def test_parts_of_round_trips_are_split(tmp_path: Path) -> None:
