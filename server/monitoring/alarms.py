@@ -328,9 +328,11 @@ class Alarms:
         floor[:known] = floors[:known]
         due = floor * self._member
         missed = (self._served < _SHARE_OF_FLOOR * due) & (due - self._served >= _OWED_ROUNDS)
+        last = self._totals.last
+        of = "updates" if last is not None and last.buffered else "rounds"
         for arm in np.flatnonzero(missed).tolist():
-            count, rounds = int(self._served[arm]), int(self._member[arm])
-            text = f"{names[arm]} took part in {count} of the last {rounds} rounds"
+            count, turns = int(self._served[arm]), int(self._member[arm])
+            text = f"{names[arm]} took part in {count} of the last {turns} {of}"
             asked = f"its floor of {floor[arm]:.3g} asks for {due[arm]:.0f}"
             yield Alarm(FLOOR_MISSED, arm, f"{text}, {asked}: {_FLOOR_ADVICE}")
 

@@ -192,7 +192,7 @@ class RunView:
         found["late_updates"] = line.get("late_updates", [])
         found["buffered"] = bool(line.get("buffered"))
         if found["buffered"]:
-            found |= {key: line[key] for key in ("staleness", "begin_s")}
+            found |= {key: line.get(key, []) for key in ("staleness", "begin_s")}
             found["picks"] = [
                 {**pick, "scores": each and _scores_json(each, [pick["arm"]])}
                 for pick, each in zip(

@@ -851,7 +851,7 @@ class ScheduledStrategy(Strategy):
     def _log_fleet(self) -> None:
         """Say with how many clients a run begins, and whether these are fewer than are wanted."""
         known, wanted = len(self.arms), self._num_selected
-        text = "starts with %d client%s (min-clients waits for more)"
+        text = "starts with %d client%s (a larger min-clients waits for more)"
         LOGGER.info(text, known, "" if known == 1 else "s")
         if known < wanted:
             what = "per round" if self._buffer is None else "at work"

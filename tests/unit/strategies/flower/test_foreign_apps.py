@@ -490,7 +490,7 @@ def test_a_run_says_once_with_how_many_clients_it_starts(
             model({"w": np.zeros(3, np.float32)}),
             num_selected=num_selected,
         )
-    assert caplog.messages.count("starts with 3 clients (min-clients waits for more)") == 1
+    assert caplog.messages.count("starts with 3 clients (a larger min-clients waits for more)") == 1
     warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     assert warnings == [warning] * (warning is not None)
 
