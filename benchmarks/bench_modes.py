@@ -91,7 +91,7 @@ class Processes:
     """A server and its clients, with a log each in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._all: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, module: str, arguments: str) -> None:
@@ -99,10 +99,10 @@ class Processes:
         code = f"import sys; from flower_scheduling.{module} import main; sys.exit(main())"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        with (self._folder / f"{name}.log").open("wb") as log:
+        with (self.folder / f"{name}.log").open("wb") as log:
             self._all[name] = subprocess.Popen(
                 [sys.executable, "-c", code, *arguments.split()],
-                cwd=self._folder,
+                cwd=self.folder,
                 env={**os.environ, **threads, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -112,7 +112,15 @@ class Processes:
     def wait(self, name: str) -> None:
         """Wait for the end of a program that must go well."""
         if self._all[name].wait():
-            raise SystemExit(f"{name} failed:\n{self._log(name)[-4000:]}")
+            raise SystemExit(f"{name} failed:\n{self.log(name)[-4000:]}")
+
+    def running(self, name: str) -> bool:
+        """Tell whether a program has not ended."""
+        return self._all[name].poll() is None
+
+    def pid(self, name: str) -> int:
+        """Return the id of a program's process."""
+        return self._all[name].pid
 
     def end(self) -> None:
         """End all that still run."""
@@ -125,8 +133,9 @@ class Processes:
                 process.kill()
                 process.wait()
 
-    def _log(self, name: str) -> str:
-        return (self._folder / f"{name}.log").read_text(errors="replace")
+    def log(self, name: str) -> str:
+        """Return what a program has written."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
 
 
 @contextmanager
