@@ -86,7 +86,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
 	$(BIN)/python benchmarks/bench_study.py
 	$(BIN)/python benchmarks/bench_simulation.py
-	$(BIN)/python benchmarks/bench_stream.py
+	$(BIN)/python benchmarks/bench_stream.py --huge
+	$(BIN)/python benchmarks/bench_large.py
 	$(BIN)/python benchmarks/bench_fleet.py
 	$(BIN)/python benchmarks/bench_compression.py
 	$(BIN)/python benchmarks/bench_superlink.py

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -37,7 +38,7 @@ LONGEST_END_S: Final = 10.0
 PIECE: Final = 16 * 2**10
 JOIN_S: Final = 60.0
 
-APP: Final = '''
+APP: Final = """
 import json, os, time
 from pathlib import Path
 from statistics import median
@@ -104,7 +105,7 @@ def main(grid, context):
     beside = round_trips_ms(float(os.environ["BESIDE_S"]))
     Path("round_trips.json").write_text(json.dumps([before, beside]))
     time.sleep(3600)
-'''
+"""
 
 
 class SlowLink:
@@ -123,21 +124,24 @@ class SlowLink:
         await server.serve_forever()
 
     async def _connect(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        far, onward = await asyncio.open_connection("127.0.0.1", self._target)
-        down = asyncio.create_task(_pass(far, back))
-        while data := await near.read(PIECE):
-            onward.write(data)
-            await onward.drain()
-            self.passed += len(data)
-            await asyncio.sleep(len(data) / self._bytes_a_s)
-        down.cancel()
-        onward.close()
+        with contextlib.suppress(OSError):  # one of the two is gone
+            far, onward = await asyncio.open_connection("127.0.0.1", self._target)
+            down = asyncio.create_task(_pass(far, back))
+            while data := await near.read(PIECE):
+                onward.write(data)
+                await onward.drain()
+                self.passed += len(data)
+                await asyncio.sleep(len(data) / self._bytes_a_s)
+            down.cancel()
+            onward.close()
+        back.close()
 
 
 async def _pass(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while data := await source.read(PIECE):
-        target.write(data)
-        await target.drain()
+    with contextlib.suppress(OSError):
+        while data := await source.read(PIECE):
+            target.write(data)
+            await target.drain()
     target.close()
 
 
@@ -160,14 +164,14 @@ def round_of_two(folder: Path, model_mb: int) -> bool:
     os.environ["LARGE_BYTES"] = str(model_mb * 10**6)
     names = ("server", "one", "two")
     with processes(folder) as fleet:
-        port = start(fleet, "large:round_of_two", {"one": "", "two": ""})
+        start(fleet, "large:round_of_two", {"one": "", "two": ""})
         begin = time.monotonic()
         peaks = peaks_gb(fleet, names)
         fleet.wait("server")
         seconds = time.monotonic() - begin
     line = json.loads((folder / "run" / "rounds.jsonl").read_text().splitlines()[0])
     done = line["completed"] == [True, True] and line["stepped"]
-    print(f"{model_mb / 1000:g} GB, a round with two clients, port {port}")
+    print(f"{model_mb / 1000:g} GB, a round with two clients")
     print(f"  updates in the model           {line['completed'].count(True):>8} of 2")
     print(f"  from start to end [s]          {seconds:>8.1f}")
     print(f"  round [s]                      {line['round_s']:>8.1f}")
@@ -211,8 +215,8 @@ def start(
     clients: dict[str, str],
     port: int | None = None,
     through: dict[str, int] | None = None,
-) -> int:
-    """Start a server and its clients, some of them through another port; return the server's."""
+) -> None:
+    """Start a server and its clients, some of them through another port."""
     if port is None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = int(free.getsockname()[1])
@@ -223,7 +227,6 @@ def start(
         to = (through or {}).get(name, port)
         flags = f"--app large:client --server 127.0.0.1:{to} --name {name} {more}"
         fleet.start(name, "client.cli", flags)
-    return port
 
 
 def main() -> None:
