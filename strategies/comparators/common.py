@@ -1,4 +1,4 @@
-"""What the comparators share: clipped times, reported losses, flat views."""
+"""What the comparators share: clipped times, reported losses, draws, flat views."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..base import BoolArray, FloatArray, IntArray, RoundOutcome, SchedulingPolicy, Selection
+from ..selection import top_arms
 
 _LARGEST_LOSS: Final = 1e100
 
@@ -84,3 +85,37 @@ def largest(key: FloatArray, count: IntArray) -> BoolArray:
     among = np.arange(key.shape[-1]) < count[..., np.newaxis]
     np.put_along_axis(mask, np.argsort(-key, axis=-1), among, axis=-1)
     return mask
+
+
+def draw(
+    probability: FloatArray, available: BoolArray, num_selected: int, rng: np.random.Generator
+) -> BoolArray:
+    """Draw super arms in which each arm is with its probability.
+
+    By systematic sampling in random order (Madow, 1949).
+
+    Parameters
+    ----------
+    probability : (*batch, num_arms) float64, in [0, 1]
+        0 where an arm is not available; each row sums to min(N, number of available arms).
+    available : (*batch, num_arms) bool
+        Arms that may be selected.
+    num_selected : int, >= 1
+        N.
+    rng : numpy.random.Generator
+        What draws.
+
+    Returns
+    -------
+    (*batch, num_arms) bool
+        In each row ``min(num_selected, number of available arms)`` arms are true.
+    """
+    rows = probability.reshape(-1, probability.shape[-1])
+    order = np.argsort(rng.random(rows.shape), axis=1)
+    sums = np.cumsum(np.take_along_axis(rows, order, axis=1), axis=1)
+    start = rng.random((len(sums), 1))
+    hit = np.diff(np.floor(sums + start), axis=1, prepend=0.0) > 0.0
+    chosen = np.zeros(rows.shape)
+    np.put_along_axis(chosen, order, hit.astype(np.float64), axis=1)
+    # The sums end at a whole number but for rounding, which this makes harmless.
+    return top_arms((chosen.reshape(available.shape),), available, num_selected, rng)

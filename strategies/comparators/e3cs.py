@@ -22,8 +22,7 @@ from ..base import (
 )
 from ..floors import FloorPolicy
 from ..policy_spec import PolicySpec
-from ..selection import top_arms
-from .common import rewards
+from .common import draw, rewards
 
 _Allocation: TypeAlias = tuple[FloatArray, BoolArray, FloatArray]
 
@@ -150,17 +149,7 @@ class E3cs(FloorPolicy):
         if self.num_arms <= self.num_selected:
             return available.copy()
         self._asked = context, self.probabilities(available)
-        probability = self._asked[1][0].reshape(-1, self.num_arms)
-        order = np.argsort(self._rng.random(probability.shape), axis=1)
-        sums = np.cumsum(np.take_along_axis(probability, order, axis=1), axis=1)
-        start = self._rng.random((len(sums), 1))
-        steps = np.floor(sums + start)
-        hit = np.diff(steps, axis=1, prepend=0.0) > 0.0
-        chosen = np.zeros(probability.shape)
-        np.put_along_axis(chosen, order, hit.astype(np.float64), axis=1)
-        # The sums end at a whole number but for rounding, which this makes harmless.
-        key = chosen.reshape(available.shape)
-        return top_arms((key,), available, self.num_selected, self._rng)
+        return draw(self._asked[1][0], available, self.num_selected, self._rng)
 
     def _explain(self, selection: Selection) -> Explanation:
         available = selection.context.available
