@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flower_scheduling import POLICIES, RoundRecord, ScheduledStrategy
 from flower_scheduling.columns import When, columns
+from flower_scheduling.strategies import PolicySpec
 from flower_scheduling.strategies.flower import ArmResult
 
 DOCS = Path(__file__).resolve().parent
@@ -25,10 +26,14 @@ def policies(*, comparators: bool) -> list[str]:
     The last column has what it learns from besides times.
     """
     return [
-        f"| `{name}` | {spec.summary} | {', '.join(spec.reports).replace('_', ' ')} |"
+        f"| `{name}` | {spec.summary} | {', '.join(_learned_from(spec)).replace('_', ' ')} |"
         for name, spec in POLICIES.items()
         if spec.comparator == comparators and spec.build.__module__.startswith(STRATEGIES)
     ]
+
+
+def _learned_from(spec: PolicySpec) -> tuple[str, ...]:
+    return (*spec.reports, *(("updates",) if spec.needs_updates else ()))
 
 
 def described(thing: object, heading: str) -> dict[str, str]:

@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_scheduling.errors import ArrayError, ConfigError, RoundOrderError
 
+from .update_sketch import SKETCH_SIZE
+
 FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -167,11 +169,15 @@ class RoundOutcome:
     reported : mapping of str to (*batch, num_arms) float64
         Values reported by clients (``local_accuracy``, ``loss``), NaN where unknown. A value
         that no client reported may be missing.
+    update_sketch : (*batch, num_arms, SKETCH_SIZE) float64, optional
+        What each client's update changed of the model, see :mod:`.update_sketch`; NaN where that
+        is not known. ``None``: of no client, or the policy does not learn from it.
     """
 
     round_trip_time_s: FloatArray
     completed: BoolArray
     reported: Mapping[str, FloatArray] = field(default_factory=dict)
+    update_sketch: FloatArray | None = None
 
 
 class SchedulingPolicy(ABC):
@@ -225,6 +231,8 @@ class SchedulingPolicy(ABC):
     """Names in ``RoundOutcome.reported`` without which there is nothing to learn from."""
     uses: ClassVar[tuple[str, ...]] = ()
     """Names in ``RoundOutcome.reported`` that are learned from if clients report them."""
+    needs_updates: ClassVar[bool] = False
+    """Whether it learns from ``RoundOutcome.update_sketch``, and not from times alone."""
     in_seconds: ClassVar[bool] = False
     """Whether what it selects by is learned in seconds: ``tau_max_s`` is what a failure costs, and
     may change between rounds. Otherwise it is the unit of rewards too, and stays."""
@@ -332,6 +340,8 @@ class SchedulingPolicy(ABC):
             )
         for name, values in outcome.reported.items():
             self._check_array(f"outcome.reported[{name!r}]", values)
+        if outcome.update_sketch is not None:
+            self._check_sketch(outcome.update_sketch)
         arms = selection.positions
         tau_s = np.where(
             outcome.completed.take(arms), outcome.round_trip_time_s.take(arms), self.tau_max_s
@@ -528,8 +538,14 @@ class SchedulingPolicy(ABC):
         if mask.dtype != np.bool_:
             raise ArrayError(f"{name} is {mask.dtype}, must be bool")
 
-    def _check_array(self, name: str, array: object) -> None:
+    def _check_sketch(self, sketch: FloatArray) -> None:
+        self._check_array("outcome.update_sketch", sketch, SKETCH_SIZE)
+        if sketch.dtype.kind not in "iuf":
+            raise ArrayError(f"outcome.update_sketch is {sketch.dtype}, must be numbers")
+
+    def _check_array(self, name: str, array: object, *more: int) -> None:
+        """Require an array of this policy's shape, with ``more`` axes behind."""
         if not isinstance(array, np.ndarray):
             raise ArrayError(f"{name} is a {type(array).__name__}, must be a numpy array")
-        if array.shape != self.shape:
-            raise ArrayError(f"{name} has shape {array.shape}, must be {self.shape}")
+        if array.shape != (*self.shape, *more):
+            raise ArrayError(f"{name} has shape {array.shape}, must be {(*self.shape, *more)}")

@@ -36,6 +36,8 @@ class PolicySpec:
         Names in ``RoundOutcome.reported`` without which the policy has nothing to learn from.
     uses : tuple of str
         Names in ``RoundOutcome.reported`` that it learns from if clients report them.
+    needs_updates : bool
+        Whether it learns from ``RoundOutcome.update_sketch``, and not from times alone.
     comparator : bool
         Of other authors, there to compare with: set of those in ``strategies/comparators/``.
     example : callable
@@ -48,6 +50,7 @@ class PolicySpec:
     summary: str
     needs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
+    needs_updates: bool = False
     comparator: bool = False
     example: Callable[[int, np.random.Generator], Mapping[str, Any]] = _nothing
 
@@ -62,8 +65,8 @@ class PolicySpec:
     ) -> PolicySpec:
         """Describe a policy class, or what builds a policy, by its own attributes.
 
-        ``name``, ``needs`` and ``uses`` are class attributes; without a summary it is the first
-        line of the docstring.
+        ``name``, ``needs``, ``uses`` and ``needs_updates`` are class attributes; without a summary
+        it is the first line of the docstring.
         """
         lines = (inspect.getdoc(build) or "").splitlines()
         return cls(
@@ -72,6 +75,7 @@ class PolicySpec:
             summary or (lines[0] if lines else ""),
             needs=tuple(getattr(build, "needs", ())),
             uses=tuple(getattr(build, "uses", ())),
+            needs_updates=bool(getattr(build, "needs_updates", False)),
             example=example,
         )
 
@@ -79,6 +83,16 @@ class PolicySpec:
     def reports(self) -> tuple[str, ...]:
         """Names in ``RoundOutcome.reported`` that clients should be asked for."""
         return self.needs + self.uses
+
+    @property
+    def by_times_alone(self) -> bool:
+        """Whether the policy has something to learn from where only times are measured."""
+        return not self.needs and not self.needs_updates
+
+    @property
+    def by_data(self) -> bool:
+        """Whether the policy selects by what training says of the clients' data."""
+        return bool(self.reports) or self.needs_updates
 
     @property
     def keeps_floors(self) -> bool:

@@ -29,6 +29,7 @@ from .base import (
 from .floors import FloorPolicy, QueuePolicy
 from .policy_spec import PolicySpec
 from .registry import find_policy
+from .update_sketch import SKETCH_SIZE
 
 TAU_MAX_S: Final = 5.0
 """Deadline of every case [s]."""
@@ -103,7 +104,7 @@ class Case:
 
     def rounds(self) -> Iterator[tuple[RoundContext, RoundOutcome]]:
         """Yield context and outcome of each round; times of arms that failed are not known."""
-        rng = np.random.default_rng([self.seed, 1])
+        rng, of_updates = (np.random.default_rng([self.seed, stream]) for stream in (1, 4))
         for t in range(1, self.num_rounds + 1):
             available = rng.random(self.shape) < self.availability
             # A coarse grid, so that ties occur; some beyond the deadline.
@@ -115,7 +116,10 @@ class Case:
             )
             reported = {"local_accuracy": accuracy, "loss": loss}
             times = np.where(completed, times, np.nan)
-            yield RoundContext(t, available), RoundOutcome(times, completed, reported)
+            sketch = of_updates.normal(size=(*self.shape, SKETCH_SIZE))
+            sketch[of_updates.random(self.shape) < 0.2] = np.nan
+            outcome = RoundOutcome(times, completed, reported, sketch)
+            yield RoundContext(t, available), outcome
 
     def play(
         self, policy: SchedulingPolicy
@@ -222,9 +226,11 @@ def check_rows(spec: PolicySpec, case: Case) -> None:
     for context, selection, outcome in case.play(policy):
         for row in rows:
             reported = {key: value[row] for key, value in outcome.reported.items()}
+            sketch = None if outcome.update_sketch is None else outcome.update_sketch[row]
+            times, completed = outcome.round_trip_time_s[row], outcome.completed[row]
             alone[row].tell(
                 Selection(RoundContext(context.round, context.available[row]), selection.mask[row]),
-                RoundOutcome(outcome.round_trip_time_s[row], outcome.completed[row], reported),
+                RoundOutcome(times, completed, reported, sketch),
             )
     for key, value in policy.state_dict().items():
         of_rows = isinstance(value, np.ndarray) and key != "min_participation"

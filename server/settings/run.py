@@ -67,7 +67,7 @@ class ServerConfig(Settings):
     even_weights: str = setting(
         "auto",
         "Buffered: true: updates weigh less the more of them their client delivers; auto: unless "
-        "the policy selects by what clients report.",
+        "the policy selects by what clients report or send.",
     )
     local_work: Literal["equal", "equal-time"] = setting(
         "equal",

@@ -88,7 +88,7 @@ def eligible_policies(scenario: Scenario, more: Iterable[str] = ()) -> list[str]
     return [
         name
         for name in (*runnable_policies(), *more)
-        if not POLICIES[name].needs
+        if POLICIES[name].by_times_alone
         and (not floors or name == "random" or POLICIES[name].keeps_floors)
     ]
 

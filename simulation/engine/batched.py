@@ -45,6 +45,7 @@ from flower_scheduling.strategies.flower.replies import LARGEST_VALUE
 from flower_scheduling.strategies.flower.strategy import BUFFERED
 from flower_scheduling.strategies.local_work import EQUAL_TIME, WorkBySpeed
 from flower_scheduling.strategies.registry import channel_params, find_policy
+from flower_scheduling.strategies.update_sketch import SKETCH_SIZE, sketch_of_change
 
 from ..settings import SimulationConfig
 from .batched_modules import ModuleTrainer, flat_weights, load_weights, split_weights
@@ -271,6 +272,8 @@ class BatchedRun:
         self._environment = config.environment(8 * self._model.nbytes)
         self._policy = _build_policy(config) if policy is None else policy
         self._reports = POLICIES[config.strategy].reports
+        self._needs_updates = POLICIES[config.strategy].needs_updates
+        self._sketches: FloatArray | None = None  # of the updates that the policy learns from next
         self._seen: BoolArray = np.zeros(config.num_clients, dtype=np.bool_)
         assert config.tau_max_s != AUTO
         self._deadline_s = min(config.tau_max_s, _LONGEST_ROUND_S)
@@ -333,6 +336,7 @@ class BatchedRun:
         on_time = completed.take(arms)
 
         delivered = arms[on_time]
+        self._sketches = None
         reported = {name: np.full(available.shape, np.nan) for name in self._reports}
         if "local_accuracy" in reported:
             reported["local_accuracy"] = self._data.local_accuracies(self._model, delivered)
@@ -395,7 +399,7 @@ class BatchedRun:
         """Let the policy learn from a round, and from the late replies that have come by now."""
         come = [each for each in self._late if each.end_s <= self._time_s]
         if not come:
-            self._policy.tell(selection, RoundOutcome(told_s, completed, reported))
+            self._policy.tell(selection, RoundOutcome(told_s, completed, reported, self._sketches))
             return
         self._late = [each for each in self._late if each.end_s > self._time_s]
         mask, completed = selection.mask.copy(), completed.copy()
@@ -409,7 +413,7 @@ class BatchedRun:
         late = [each.arm for each in come]
         before = policy.virtual_queue.copy() if isinstance(policy, QueuePolicy) else None
         told = Selection(selection.context, mask, selection.drawn)
-        policy.tell(told, RoundOutcome(told_s, completed, reported))
+        policy.tell(told, RoundOutcome(told_s, completed, reported, self._sketches))
         if before is not None and isinstance(policy, QueuePolicy):  # what comes late pays no debt
             policy.virtual_queue[late] = (before + policy.min_participation)[late]
 
@@ -470,6 +474,7 @@ class BatchedRun:
         loss, usable = self._train(updates, t, arms, steps)
         if not usable.all():
             arms, steps, updates = arms[usable], steps[usable], updates[usable]
+        self._sketches = self._sketched(arms, updates, self._model)
         if arms.size:
             sizes = data.sizes[arms]
             for row, number in zip(updates, steps.tolist(), strict=True):
@@ -499,6 +504,18 @@ class BatchedRun:
         largest = np.abs(updates).max(axis=1)  # of what is not finite it is neither
         usable: BoolArray = np.isfinite(loss) & (largest <= LARGEST_VALUE)
         return loss, usable
+
+    def _sketched(
+        self, arms: IntArray, updates: WeightArray, sent: WeightArray
+    ) -> FloatArray | None:
+        """Return sketches of updates, a row for each client; none if the policy needs none."""
+        if not self._needs_updates:
+            return None
+        sketches = np.full((self._config.num_clients, SKETCH_SIZE), np.nan)
+        for arm, trained in zip(arms.tolist(), updates, strict=True):
+            if (sketch := sketch_of_change([(trained, sent)])) is not None:
+                sketches[arm] = sketch
+        return sketches
 
     def _train_alike(
         self, updates: WeightArray, t: int, arms: IntArray, steps: int, repeat: int

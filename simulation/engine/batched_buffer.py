@@ -12,6 +12,7 @@ import numpy as np
 from flower_scheduling.strategies import RoundContext, RoundOutcome
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray, Selection
 from flower_scheduling.strategies.flower.buffer.steps import GIVE_UP, Overdue, StepWeights
+from flower_scheduling.strategies.registry import find_policy
 
 from .batched import BatchedRun, WeightArray
 
@@ -53,7 +54,8 @@ class BufferedRun(BatchedRun):
         config = self._config
         self._size = config.buffer_size or (config.num_selected + 1) // 2
         even = {"true": True, "false": False}.get(config.even_weights)
-        self._weights = StepWeights(not self._reports if even is None else even)
+        by_data = find_policy(config.strategy).by_data
+        self._weights = StepWeights(not by_data if even is None else even)
         self._version = self._decisions = self._ends = self._sent = 0
         # By end, and in the order of asking where two end together.
         self._under_way: list[tuple[float, int, _Work]] = []
@@ -134,8 +136,8 @@ class BufferedRun(BatchedRun):
         reported: dict[str, FloatArray] = {name: np.full(shape, np.nan) for name in self._reports}
         if "loss" in reported and usable:
             reported["loss"][arm] = loss
+        one: IntArray = np.array([arm])
         if "local_accuracy" in reported and usable:
-            one: IntArray = np.array([arm])
             reported["local_accuracy"] = self._data.local_accuracies(work.model, one)
         self._ends += 1
         context = RoundContext(self._ends, work.selection.context.available, there)
@@ -144,7 +146,11 @@ class BufferedRun(BatchedRun):
         times[arm] = work.time_s
         if trained is not None:
             times[arm] = self._learn_work(arm, work.steps, work.time_s, work.compute_s)
-        self._policy.tell(selection, RoundOutcome(times, selection.mask & usable, reported))
+        sketches = None
+        if usable and trained is not None:
+            sketches = self._sketched(one, trained[np.newaxis], work.model)
+        completed = selection.mask & usable
+        self._policy.tell(selection, RoundOutcome(times, completed, reported, sketches))
         self._selections[arm] += 1
         self._failures[arm] += not usable
         if self._hook is not None:

@@ -30,6 +30,7 @@ from ..floors import FloorPolicy, QueuePolicy
 from ..policy_spec import PolicySpec
 from ..registry import build_policy, channel_params, find_policy
 from ..share_bound import ShareBound
+from ..update_sketch import SKETCH_SIZE
 from .arm_table import ArmTable
 from .record import ArmResult
 from .replies import Update
@@ -157,6 +158,16 @@ class PolicyRunner:
     def requested_metrics(self) -> list[str]:
         """Metrics that clients are asked to report."""
         return [names[0] for names in self._reports.values()]
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether the policy learns from sketches of updates."""
+        return self._spec.needs_updates
+
+    @property
+    def by_data(self) -> bool:
+        """Whether the policy selects by what clients report or send, see :class:`.PolicySpec`."""
+        return self._spec.by_data
 
     @property
     def floors(self) -> list[float] | None:
@@ -384,15 +395,24 @@ class PolicyRunner:
         for name, keys in self._reports.items():
             reported[name][done] = [_reported(update, keys) for update in updates.values()]
             self._warn_without_report(name, bool(done), bool(np.isfinite(reported[name]).any()))
+        sketches = self._sketches(updates, shape) if self.needs_updates else None
         queue = self.queue
         with self._naming_the_policy():
-            self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported))
+            self.policy.tell(selection, RoundOutcome(rtt_s, completed, reported, sketches))
         if late_rtt_s and queue is not None and isinstance(self.policy, QueuePolicy):
             member = selection.context.member
             floors = self.policy.min_participation
             owed = floors if member is None else floors * member
             late = list(late_rtt_s)
             self.policy.virtual_queue[late] = (queue + owed)[late]
+
+    def _sketches(self, updates: Mapping[int, Update], shape: tuple[int, ...]) -> FloatArray:
+        """Return the sketches of updates, NaN where there is none."""
+        sketches = np.full((*shape, SKETCH_SIZE), np.nan)
+        for arm, update in updates.items():
+            if update.sketch is not None:
+                sketches[arm] = update.sketch
+        return sketches
 
     def note_taken(self, arms: Sequence[int]) -> None:
         """Let late updates of arms, which are going to be used, count for their largest share."""

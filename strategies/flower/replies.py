@@ -33,6 +33,7 @@ from flower_scheduling.reasons import (
     WRONG_RECORDS,
 )
 
+from ..base import FloatArray
 from .record import ArmResult
 from .updates.pieces import largest_magnitude, norm, pieces
 
@@ -124,6 +125,8 @@ class Update:
         How its arrays differ from the model's, empty where they have the same keys and shapes.
     change : Change or None
         Where its values first do, see :class:`.FreeRiders`; ``None`` where this was not looked for.
+    sketch : (SKETCH_SIZE,) float64 or None
+        What it changed, see :func:`.sketch_of`; ``None`` where that is not known or not wanted.
     """
 
     message: Message
@@ -132,6 +135,7 @@ class Update:
     signature: Signature
     unlike: str = ""
     change: Change | None = None
+    sketch: FloatArray | None = None
 
 
 class ReplyChecker:

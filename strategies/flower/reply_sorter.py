@@ -28,6 +28,7 @@ from .replies import (
 from .schema_vote import SchemaVote
 from .timed_grid import Exchange
 from .updates.free_riders import FreeRiders
+from .updates.sketches import sketch_of
 
 _MAX_REASON_LENGTH: Final = 300  # text of a client, which goes to log and record
 _UNQUESTIONED_WEIGHT: Final = 1e9  # examples; of more, such as tokens, the others must have many
@@ -92,12 +93,20 @@ class ReplySorter:
         Knows which node is which arm.
     accept_unchanged : bool
         Whether updates that nothing was done for count as others do; :class:`.FreeRiders` tells.
+    sketches : bool
+        Whether updates get a sketch, which costs a pass over each.
     """
 
     def __init__(
-        self, checker: ReplyChecker, table: ArmTable, *, accept_unchanged: bool = False
+        self,
+        checker: ReplyChecker,
+        table: ArmTable,
+        *,
+        accept_unchanged: bool = False,
+        sketches: bool = False,
     ) -> None:
         self._checker = checker
+        self._sketches = sketches
         self._table = table
         self._free_riders = None if accept_unchanged else FreeRiders()
         self._training, self._evaluation = SchemaVote(), SchemaVote()
@@ -153,6 +162,9 @@ class ReplySorter:
         self._refuse_weights(found)
         self._refuse_unlike(found, placeholder=not specs)
         self._refuse_free_riders(found, model, earlier)
+        if self._sketches:
+            for update in found.updates.values():
+                update.sketch = sketch_of(update, model)
         return found
 
     def results(self, found: SortedReplies) -> list[ArmResult]:

@@ -200,7 +200,8 @@ class ScheduledStrategy(Strategy):
     even_weights : bool, optional
         Whether, in buffered mode, an update weighs less the more of them its client delivers, so
         that the data of clients that are often selected do not count for more. By default it does,
-        unless the policy selects by what clients report, and so means them to count for more.
+        unless the policy selects by what clients report or send, and so means them to count for
+        more.
     local_work : str
         How many local steps clients make: ``"equal"``, as many as their app has it, or
         ``"equal-time"``, as many as fit into the time of the N-th fastest of those available. An
@@ -323,7 +324,7 @@ class ScheduledStrategy(Strategy):
             channels=mode == BUFFERED,
             max_share=max_share,
         )
-        even = not self._policy.requested_metrics if even_weights is None else even_weights
+        even = not self._policy.by_data if even_weights is None else even_weights
         self._buffer = (
             BufferOptions(size, max_staleness, staleness_discount, even)
             if mode == BUFFERED
@@ -360,6 +361,7 @@ class ScheduledStrategy(Strategy):
             checker,
             self._membership.table,
             accept_unchanged=own_rule if accept_unchanged is None else accept_unchanged,
+            sketches=self._policy.needs_updates,
         )
         if min_clients is None:
             needed = self._policy.clients_needed

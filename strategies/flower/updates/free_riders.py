@@ -70,7 +70,7 @@ class FreeRiders:
         Change or None
             :data:`UNCHANGED` if it does not; ``None`` if the two cannot be compared.
         """
-        arrays = _records_of(update)
+        arrays = arrays_of(update)
         if self._first in arrays:  # mostly that is all
             arrays = {self._first: arrays[self._first], **arrays}
         comparable = bool(arrays)
@@ -161,7 +161,7 @@ class FreeRiders:
         self._num_working = int(np.count_nonzero(self._works))
 
 
-def _records_of(update: Update) -> dict[str, Array]:
+def arrays_of(update: Update) -> dict[str, Array]:
     """Return the arrays of all records by key, none if two have the same key."""
     found: dict[str, Array] = {}
     for record in of_kind(update.message.content, ArrayRecord).values():
@@ -199,7 +199,7 @@ def _twins(updates: Sequence[tuple[int, Update]]) -> dict[int, set[int]]:
 
 def _are_equal(one: Update, other: Update) -> bool:
     arrays, others = (
-        {key: decode_array(array) for key, array in _records_of(each).items()}
+        {key: decode_array(array) for key, array in arrays_of(each).items()}
         for each in (one, other)
     )
     return (

@@ -425,6 +425,8 @@ def test_rounds_are_told_once_and_in_order():
         lambda p, s: p.tell(s, RoundOutcome(np.ones(4), np.ones(4))),
         lambda p, s: p.tell(s, outcome([np.nan] * 4)),
         lambda p, s: p.tell(s, outcome([-1.0] * 4)),
+        lambda p, s: p.tell(s, RoundOutcome(np.ones(4), np.ones(4, bool), {}, np.ones((4, 3)))),
+        lambda p, s: p.tell(s, RoundOutcome(np.ones(4), np.ones(4, bool), {}, "sketch")),
     ],
 )
 def test_wrong_arrays_are_refused_and_change_nothing(bad):
