@@ -175,7 +175,7 @@ def assert_explains(policy, explanation, selection, calls):
             if policy.name == "e3cs":
                 expected = policy.probabilities(available)[0]
                 assert all((part >= 0).all() for part in explanation.parts.values())
-            elif policy.name == "tifl":
+            elif policy.name in ("tifl", "delay-het"):
                 expected = policy.probability(available)
                 assert_close(expected.sum(axis=-1), places[..., 0], TOLERANCE, ...)
             assert_close(score, expected, tolerated, ...)

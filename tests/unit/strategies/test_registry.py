@@ -83,6 +83,15 @@ def test_a_policy_describes_itself():
         assert PolicySpec.of(POLICIES[name].build).reports == ("loss",), (
             "also where it is an object"
         )
+    assert [name for name, spec in POLICIES.items() if spec.needs_updates] == ["delay-het"]
+    assert PolicySpec.of(POLICIES["delay-het"].build).needs_updates
+
+
+def test_it_is_known_what_a_policy_can_do_without_training():
+    at_a_loss = {name for name, spec in POLICIES.items() if not spec.by_times_alone}
+    assert at_a_loss == {"local-accuracy", "cs-ucb-q-loss", "delay-het"}
+    by_data = {name for name, spec in POLICIES.items() if spec.by_data}
+    assert by_data == at_a_loss | {"oort", "tifl", "pyramidfl", "pisces"}
 
 
 def test_build_passes_parameters_on():

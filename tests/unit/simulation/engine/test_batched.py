@@ -100,6 +100,14 @@ def test_clients_report_the_same_local_accuracy(scenario, partitioner):
     assert_equal(make_config(scenario, partitioner=partitioner, **settings))
 
 
+def test_the_policy_gets_the_same_sketches():
+    more = {"partitioner": "dirichlet:0.1", "local_steps": 5, "failure_probability": "0.1"}
+    config = make_config(strategy="delay-het", rounds=150, num_selected=4, tau_max_s=0.6, **more)
+    records, curve = assert_equal(config)
+    assert any(False in record.completed for record in records)
+    assert curve.selections.min() < curve.selections.mean() / 2, "not as without any sketch"
+
+
 @pytest.mark.parametrize("late", ["abandon", "busy"])
 def test_clients_report_the_same_loss(late):
     settings = {"partitioner": "by-label:1000,200", "late": late, "tau_max_s": 0.4}
@@ -173,6 +181,7 @@ def test_equals_the_message_path_whatever_the_settings(settings):
         {"strategy": "cs-ucb-q-adaptive", "max_staleness": 1, "staleness_discount": 0.5},
         {"strategy": "e3cs", "failure_probability": "0.1", "even_weights": "false"},
         {"strategy": "local-accuracy", "buffer_size": 6, "availability": "0.3"},
+        {"strategy": "delay-het", "tau_max_s": 0.4, "partitioner": "by-label:1000,200"},
         {"strategy": "random", "learning_rate": 0.5, "late": "abandon", "tau_max_s": 0.2},
         {**BY_SPEED, "strategy": "proportional-fair", "least_work": 0.1},
         {**BY_SPEED, "strategy": "cs-ucb-q-loss", "tau_max_s": 0.5, "most_work": 2.0},

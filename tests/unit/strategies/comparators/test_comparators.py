@@ -750,6 +750,8 @@ def test_pisces_gives_places_away_one_by_one():
         ("oort", "time_penalty", [-1.0]),
         ("oort", "preferred_percentile", [0.0, 100.5]),
         ("fedcs", "candidate_fraction", [0.0, 1.5]),
+        ("delay-het", "heterogeneity", [0.0, 1.0, "much"]),
+        ("delay-het", "pairwise", [0, "yes"]),
         ("tifl", "num_tiers", [0, 2.0]),
         ("tifl", "interval", [0, True]),
         ("tifl", "credits", [0, "many"]),

@@ -54,12 +54,15 @@ from flower_scheduling.client.wire.protocol import (
     TRAIN_LOSS,
 )
 from flower_scheduling.errors import ConfigError, NoStepError, SchedulingError, UnknownPolicyError
+from flower_scheduling.strategies import RoundOutcome, Selection
+from flower_scheduling.strategies.comparators.oort import Oort
 from flower_scheduling.strategies.flower import (
     LOGGER,
     TIMEOUT,
     RoundRecord,
     ScheduledStrategy,
 )
+from flower_scheduling.strategies.update_sketch import SKETCH_SIZE
 
 NUM_SELECTED = 5
 TAU_MAX_S = 4.0
@@ -491,6 +494,60 @@ def test_oort_is_told_the_losses_that_clients_report(name: str) -> None:
     _, _, _, scheduled = run(FedAvg(), clients, rounds=2, policy="oort", num_selected=2)
     told = scheduled.policy.state_dict()["last_loss"]
     assert told.tolist() == [0.5, 2.0, -math.inf, 1.0], "no number is no report"
+
+
+def test_delay_het_gets_a_sketch_of_each_update_that_can_be_compared() -> None:
+    def client(value: float) -> Client:
+        return lambda message: reply(message, value)
+
+    def other_shapes(message: Message) -> Message:
+        return reply(message, arrays={"weight": np.ones((2, 3), np.float32)})
+
+    def not_finite(message: Message) -> Message:
+        return reply(message, math.nan)
+
+    clients = [client(1.0), client(-2.0), other_shapes, not_finite, silent]
+    settings: dict[str, Any] = {"policy": "delay-het", "fixed_shapes": False}
+    sketches = []
+    for _ in range(2):
+        _, (record,), _, scheduled = run(FedAvg(), clients, **settings)
+        assert record.completed[:2] == [True, True]
+        sketches.append(scheduled.policy.state_dict()["sketch"])
+    assert np.array_equal(*sketches), "whatever process or run it is of"
+    assert np.isfinite(sketches[0]).all(axis=0).tolist() == [True, True, False, False, False]
+    assert sketches[0][:, 1] == pytest.approx(-2.0 * sketches[0][:, 0])
+    # Eight values of 1, with random signs, in 32 random directions.
+    assert sketches[0][:, 0] @ sketches[0][:, 0] == pytest.approx(8.0, rel=0.75)
+
+
+def test_only_policies_that_learn_from_updates_are_given_sketches() -> None:
+    given = []
+
+    class Watching(Oort):
+        name = "watching"
+
+        def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
+            given.append(outcome.update_sketch)
+
+    class Needing(Watching):
+        name = "needing"
+        needs_updates = True
+
+    for policy in (Watching, Needing):
+        run(FedAvg(), [reply] * 5, policy=policy, num_spare=0)
+    assert given[0] is None
+    assert given[1] is not None
+    assert given[1].shape == (5, SKETCH_SIZE)
+
+
+def test_delay_het_gets_sketches_in_buffered_mode_too() -> None:
+    clients: list[Client] = [silent, reply, lambda message: reply(message, 2.0)]
+    settings: dict[str, Any] = {"mode": "buffered", "num_selected": 3, "buffer_size": 1}
+    # The third begins from the first model and ends when the second has made another.
+    _, records, _, scheduled = run(FedAvg(), clients, rounds=3, policy="delay-het", **settings)
+    assert {result.arm for record in records for result in record.results} == {1, 2}
+    sketch = scheduled.policy.state_dict()["sketch"]
+    assert sketch[:, 2] == pytest.approx(sketch[:, 1] * 2.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("rounds", [9, 30])
