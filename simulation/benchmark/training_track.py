@@ -69,7 +69,8 @@ _THREE_TENTHS: Final = -2  # 0.3 N, rounded down
 # mode with steps of half as many updates.
 CONTESTANTS: Final = (
     *map(Contestant, ("cs-ucb-q-loss", "cs-ucb-q-adaptive", "cs-ucb-adaptive", "cs-ucb-q")),
-    *map(Contestant, ("local-accuracy", "oort", "random", "round-robin", LINEAR_PROGRAM)),
+    *map(Contestant, ("local-accuracy", "oort", "tifl", "pyramidfl", "delay-het")),
+    *map(Contestant, ("random", "round-robin", LINEAR_PROGRAM)),
     Contestant("cs-ucb-q-loss", "buffered"),
     Contestant("proportional-fair", "buffered"),
     Contestant("cs-ucb-q-adaptive", "buffered"),
