@@ -90,6 +90,8 @@ class AppRunner:
     ----------
     answered : int
         Messages that the app was called for, queries apart: servers ask anew after a restart.
+    last_message_bytes : int
+        Size of the last message.
     fault : DataUnavailableError or None
         Why no message can be answered: the client has no data.
     """
@@ -110,6 +112,7 @@ class AppRunner:
         self._logged_idle = False
         self._last_error = ""
         self.answered = 0
+        self.last_message_bytes = 0
         self.fault: DataUnavailableError | None = None
 
     def answer(self, work: wire.Work, welcome: wire.Welcome) -> wire.Packed | None:
@@ -117,6 +120,7 @@ class AppRunner:
 
         It is an error if the app raised. Nothing is returned if the message cannot be read.
         """
+        self.last_message_bytes = len(work.payload)
         try:
             message = unpack(work.payload, max_bytes=self._max_message_bytes)
             model = None  # of what the reply may be an update

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import IO, Any, Final, NoReturn
 
-from flower_scheduling.allocator import give_back
+from flower_scheduling.allocator import collect, give_back
 from flower_scheduling.signals import interrupted, signals_of
 
 from .app_runner import LOGGER, Worker
@@ -40,6 +40,7 @@ __all__ = ["ClientProcess"]
 _PEAK_BYTES: Final = 1 if sys.platform == "darwin" else 2**10  # of the peak's unit
 _SETTLED: Final = 10  # messages after which an app has loaded what it needs
 _STEADY: Final = 10  # messages, each of which left more behind
+_LARGE_BYTES: Final = 8 * 2**20  # of a message whose garbage is not left lying
 _LONG_WORK_S: Final = 0.1  # of processor time, beside which giving memory back is nothing
 _STOPPING: Final = tuple(signals_of("SIGINT", "SIGTERM", "SIGHUP"))
 _HEEDED: Final = (*_STOPPING, *signals_of("SIGUSR1"))
@@ -230,7 +231,10 @@ class ClientProcess:
             self._insist()
             self._usual.restore()
             self._watch_memory()
-            if (now_s := time.thread_time()) - self._worked_s > _LONG_WORK_S:
+            now_s = time.thread_time()
+            if self._client.last_message_bytes > _LARGE_BYTES:
+                collect()
+            elif now_s - self._worked_s > _LONG_WORK_S:
                 give_back()  # the client may wait for long now
             self._worked_s = now_s
         except BaseException as error:  # no damage that an app can do may end the client

@@ -189,6 +189,11 @@ class StreamClient:
         """Whether the client has stopped because of ``restart_after``."""
         return self._retired and not self._stopped
 
+    @property
+    def last_message_bytes(self) -> int:
+        """Size of the last message that was answered."""
+        return self._app.last_message_bytes
+
     def kept_state(self) -> bytes:
         """Return the app's ``context.state`` for the client that takes this one's place."""
         return self._app.kept_state()

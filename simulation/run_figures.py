@@ -12,9 +12,10 @@ import numpy as np
 from flower_scheduling.palette import Look, looks
 from flower_scheduling.strategies.base import FloatArray
 from flower_scheduling.strategies.deadline import AUTO
+from flower_scheduling.strategies.floors import LAG, buffered_lag
 
 from . import plots
-from .theory.missed_floors import LAG, buffered_lag, missed_floor
+from .theory.missed_floors import missed_floor
 from .wording import percent, plain, seconds
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +11,24 @@ from numpy.typing import ArrayLike, NDArray
 from .base import FloatArray, RoundOutcome, SchedulingPolicy, Selection
 from .fairness import check_min_participation
 from .virtual_queue import advance_virtual_queue
+
+LAG: Final = 6
+"""Rounds that even a policy which keeps its floors may lag for a while."""
+
+
+def buffered_lag(num_floors: int, num_selected: int) -> int:
+    """Return how many updates a policy that keeps its floors may lag in buffered mode.
+
+    The bound of :class:`.CsUcbQAdaptive`, 6 + K + N.
+
+    Parameters
+    ----------
+    num_floors : int
+        Arms with a floor, K.
+    num_selected : int
+        Channels, N.
+    """
+    return LAG + num_floors + num_selected
 
 
 class FloorPolicy(SchedulingPolicy):

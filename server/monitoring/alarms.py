@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from flower_scheduling.reasons import FREE_RIDER
 from flower_scheduling.strategies import NamedFloors, parse_floors
 from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
+from flower_scheduling.strategies.floors import buffered_lag
 from flower_scheduling.strategies.flower import LOGGER, TIMEOUT, RoundRecord, failure_kind
 
 from ..callbacks import RoundCallback, Run
@@ -88,7 +89,7 @@ _FREE_RIDER_ADVICE: Final = (
 )
 _FAILS_ADVICE: Final = "look at its log, and stop the client if it cannot be mended"
 _FLOOR_ADVICE: Final = (
-    "lower the floors (--fairness), select more clients a round (--num-selected), or see why it "
+    "lower the floors (--fairness), select more {} (--num-selected), or see why it "
     "was seldom available"
 )
 
@@ -135,6 +136,8 @@ class Alarms:
         Rounds between checkpoints; 0: there are none.
     fairness : str
         Floors as the user writes them.
+    num_selected : int
+        Clients at work in buffered mode, N.
     """
 
     def __init__(
@@ -144,12 +147,14 @@ class Alarms:
         tau_max_s: GivenDeadline = 0.0,
         checkpoint_every: int = 0,
         fairness: str = "none",
+        num_selected: int = 0,
     ) -> None:
         self._totals = totals
         self._judges_deadline = tau_max_s != AUTO
         self._tau_max_s = 0.0 if tau_max_s == AUTO else tau_max_s
         self._checkpoint_every = checkpoint_every
         self._rule = parse_floors(fairness)
+        self._channels = num_selected
         self._window: deque[_WindowRound] = deque()
         # Sums over the window, the last two by arm.
         self._num_selected = self._num_timeouts = self._num_silent = 0
@@ -327,14 +332,18 @@ class Alarms:
         known = min(len(floors), floor.size)
         floor[:known] = floors[:known]
         due = floor * self._member
-        missed = (self._served < _SHARE_OF_FLOOR * due) & (due - self._served >= _OWED_ROUNDS)
         last = self._totals.last
-        of = "updates" if last is not None and last.buffered else "rounds"
+        buffered = last is not None and last.buffered
+        most: float = _OWED_ROUNDS
+        if buffered:  # what a policy that keeps its floors may lag
+            most = buffered_lag(int(np.count_nonzero(floor)), self._channels)
+        missed = (self._served < _SHARE_OF_FLOOR * due) & (due - self._served >= most)
+        of, more = ("updates", "clients at work") if buffered else ("rounds", "clients a round")
         for arm in np.flatnonzero(missed).tolist():
             count, turns = int(self._served[arm]), int(self._member[arm])
             text = f"{names[arm]} took part in {count} of the last {turns} {of}"
             asked = f"its floor of {floor[arm]:.3g} asks for {due[arm]:.0f}"
-            yield Alarm(FLOOR_MISSED, arm, f"{text}, {asked}: {_FLOOR_ADVICE}")
+            yield Alarm(FLOOR_MISSED, arm, f"{text}, {asked}: {_FLOOR_ADVICE.format(more)}")
 
     def _enter(self, entry: _WindowRound) -> None:
         """Add a round to the window, and drop the one that falls out of it."""
@@ -373,6 +382,7 @@ class AlarmLog(RoundCallback):
             tau_max_s=run.tau_max_s,
             checkpoint_every=run.checkpoint_every if run.directory else 0,
             fairness=str(run.settings.get("fairness", "none")),
+            num_selected=int(run.settings.get("num-selected", 0)),
         )
         for record in run.earlier_rounds():
             self._alarms.observe(record)

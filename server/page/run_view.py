@@ -87,6 +87,7 @@ class RunView:
                 tau_max_s=as_deadline(self._config.get("tau-max-s", 0.0)),
                 checkpoint_every=int(self._config.get("checkpoint-every", 0)),
                 fairness=str(self._config.get("fairness", "none")),
+                num_selected=int(self._config.get("num-selected", 0)),
             )
         self._arms = self._read("arms.json", json.loads) or []
         self._name_list = []

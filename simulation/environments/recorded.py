@@ -279,7 +279,7 @@ def record_of(run: RecordedRun) -> RunRecord:
     available = np.zeros((num_rounds, len(run.arms)), dtype=np.bool_)
     member = np.zeros_like(available)
     rng = np.random.default_rng(0)
-    time_s = measured_s = 0.0
+    time_s = measured_s = last_s = 0.0
     buffered, updates = False, 0
     for row, record in enumerate(run.rounds()):
         if record.num_arms > MAX_LISTED_ARMS:
@@ -297,13 +297,14 @@ def record_of(run: RecordedRun) -> RunRecord:
             slowest_s = max(slowest_s, min(taken_s, tau_max_s))
         time_s += slowest_s
         measured_s += record.round_s
+        last_s = record.time_s
         buffered |= record.buffered
         updates += record.completed.count(True)
     if not any(samples):
         raise ConfigError("run", str(run.path), "must be a run in which clients were selected")
     floors = run.floors
-    if buffered:
-        time_s = measured_s
+    if buffered:  # clients work on between two steps
+        time_s = measured_s = max(measured_s, last_s)
         num_rounds = max(1, round(updates / run.num_selected))
         rows = np.linspace(0, run.num_rounds - 1, num_rounds).round().astype(np.int64)
         available, member = available[rows], member[rows]

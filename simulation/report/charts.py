@@ -13,9 +13,9 @@ import numpy as np
 from flower_scheduling.palette import INK, MEANINGS, RULE, SERIES
 from flower_scheduling.strategies.base import FloatArray
 from flower_scheduling.strategies.deadline import AUTO
+from flower_scheduling.strategies.floors import LAG
 
 from .. import plots
-from ..theory.missed_floors import LAG
 from ..wording import percent, plain, seconds
 from .run_statistics import PARTS, ClientStatistics, RunStatistics
 

@@ -12,10 +12,11 @@ import numpy as np
 from flower_scheduling.server.runs.totals import RunTotals
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
 from flower_scheduling.strategies.deadline import GivenDeadline
+from flower_scheduling.strategies.floors import LAG, buffered_lag
 from flower_scheduling.strategies.flower import Arm, RoundRecord, failure_kind
 
 from ..environments.recorded import RecordedRun, RunRecord
-from ..theory.missed_floors import LAG, buffered_lag, missed_floor
+from ..theory.missed_floors import missed_floor
 
 # Parts of a round trip: two that clients report, and the network, which remains.
 PARTS: Final = ("compute", "link", "network")

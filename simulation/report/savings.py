@@ -111,11 +111,12 @@ class SavingsEstimate:
                 f"No client delivered anything in time: {rounds} with {plain(self.policy)} took "
                 f"{took}, each selection counted with the whole deadline. {says}"
             )
-        took = f"Scheduling with {plain(self.policy)} took {seconds(self.recorded_s)}."
-        other = "Random selection"
+        where = " in buffered mode" if self.buffered else ""
+        took = f"Scheduling with {plain(self.policy)}{where} took {seconds(self.recorded_s)}."
+        other = "Rounds of randomly selected clients" if self.buffered else "Random selection"
         if self.policy == RANDOM:
-            took = f"Random selection took {seconds(self.recorded_s)}."
-            other = f"Scheduling with {self.other}"
+            took = f"Random selection{where} took {seconds(self.recorded_s)}."
+            other = f"{'Rounds' if self.buffered else 'Scheduling'} with {self.other}"
         if {percent(self.saved_share.low), percent(self.saved_share.high)} == {percent(0.0)}:
             return f"{took} {other} would have taken just as long for as many {self._unit}."
         low, high = self.other_s.low, self.other_s.high
@@ -148,16 +149,23 @@ class SavingsEstimate:
         """The saving with its interval, or that the run does not resolve it."""
         share = self.saved_share
         interval = f"95 %: {percent(share.low)} to {percent(share.high)}"
-        would = "it would have " if self.policy == RANDOM else ""
+        they = "they" if self.buffered else "it"
+        would = f"{they} would have " if self.policy == RANDOM else ""
         if not self.resolved:
             return (
                 f"no difference that this run can tell, {percent(share.mean)} saved, and the "
                 f"interval includes zero ({interval})"
             )
         if share.mean >= 0:
-            return f"{would}saved {percent(share.mean)} ({interval})"
+            return f"{would}{self._together}saved {percent(share.mean)} ({interval})"
         interval = f"95 %: {percent(-share.high)} to {percent(-share.low)}"
         return f"{would}cost {percent(-share.mean)} more ({interval})"
+
+    @property
+    def _together(self) -> str:
+        """What saves, where it is not the policy alone."""
+        together = self.buffered and self.policy != RANDOM
+        return "buffered mode and the policy together " if together else ""
 
     @property
     def _vague_verdict(self) -> str:

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from flower_scheduling.strategies.floors import LAG
+
 # By how much a share may fall short of its floor and still count as kept: the smaller of the two.
 _SHORTFALL: Final = 0.01
 _PART_OF_FLOOR: Final = 0.1
-LAG: Final = 6
-"""Rounds that even a policy which keeps its floors may lag for a while."""
-
-
-def buffered_lag(num_floors: int, num_selected: int) -> int:
-    """Return how many updates a policy that keeps its floors may lag in buffered mode.
-
-    The bound of :class:`.CsUcbQAdaptive`, 6 + K + N.
-
-    Parameters
-    ----------
-    num_floors : int
-        Arms with a floor, K.
-    num_selected : int
-        Channels, N.
-    """
-    return LAG + num_floors + num_selected
 
 
 def missed_floor(share: float | None, floor: float | None, turns: int, lag: int = LAG) -> bool:

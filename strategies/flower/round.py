@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flower_scheduling._flwr import FastRecordDict, new_record
-from flower_scheduling.allocator import give_back
+from flower_scheduling.allocator import collect, give_back
 from flower_scheduling.client.wire.arrays import decode_array, encode_array
 from flower_scheduling.client.wire.protocol import REPORT, REQUEST
 from flower_scheduling.errors import SchedulingError, TooFewClientsError
@@ -45,6 +45,7 @@ from .wrapped import WrappedStrategy
 _MIN_TTL_S: Final = 60.0
 _MOST_SHOWN: Final = 5
 _LARGE_BYTES: Final = 2**20  # of a model; the room of smaller replies is used again
+_HUGE_BYTES: Final = 32 * 2**20  # of a model whose replies are not left to the garbage collector
 
 
 @dataclass(slots=True)
@@ -174,7 +175,10 @@ class ModelStep:
     def _free(self) -> None:
         """Hold no model of this round while the next one is under way."""
         self._arrays = ArrayRecord()
-        if sum(spec.num_bytes for spec in self.specs.values()) > _LARGE_BYTES:
+        size = sum(spec.num_bytes for spec in self.specs.values())
+        if size > _HUGE_BYTES:
+            collect()
+        elif size > _LARGE_BYTES:
             give_back()
 
 

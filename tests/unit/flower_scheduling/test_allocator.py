@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import subprocess
 import sys
+import weakref
 
 import pytest
 from hostile import peak_mb
 
-from flower_scheduling.allocator import new_bytes
+from flower_scheduling.allocator import collect, new_bytes
 
 CODE = """
 import resource, threading
@@ -63,3 +65,24 @@ def test_bytes_take_no_memory_before_they_are_filled() -> None:
     del made, view
     with pytest.raises(MemoryError):
         new_bytes(2**60)
+
+
+def test_garbage_that_refers_to_itself_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[None] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(None))
+
+    class Node:
+        own: Node
+
+    gc.disable()
+    try:
+        node = Node()
+        node.own = node
+        gone = weakref.ref(node)
+        del node
+        assert gone() is not None
+        collect()
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert frozen or gc.get_freeze_count(), "the rest of the process is not looked through again"

@@ -56,6 +56,19 @@ def test_a_missed_floor_is_told_after_a_window_and_forgotten_when_it_is_met_agai
     assert kinds(alarms, [0.5, 0.1, 0.0]) == [], "16 of 200 is four fifths of the floor"
 
 
+def test_in_buffered_mode_floors_are_of_updates_and_may_lag_by_their_bound() -> None:
+    for served, found in ((24, []), (18, ["floor-missed"])):
+        alarms = Alarms(tau_max_s=5.0, num_selected=4)
+        for number in range(1, 201):
+            pair = [0, 1] if number <= served else [0, 2]
+            steps = {"staleness": [0, 0], "begin_s": [0.0, 0.0]}
+            alarms.observe(round_record(number, pair, buffered=True, **steps))
+        assert kinds(alarms, [0.0, 0.075, 0.0]) == found, "30 of 400, and 6 + 1 + 4 less"
+    (alarm,) = alarms.active(NAMES, [0.0, 0.075, 0.0], 0)
+    assert alarm.text.startswith("b took part in 18 of the last 400 updates, its floor of 0.075")
+    assert "select more clients at work (--num-selected)" in alarm.text
+
+
 def test_a_floor_is_met_by_late_updates_that_were_used() -> None:
     for reason, found in ((None, []), ("timeout", ["floor-missed"])):
         alarms = Alarms(tau_max_s=5.0)

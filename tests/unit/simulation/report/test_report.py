@@ -602,6 +602,32 @@ def test_shares_of_buffered_steps_are_of_updates_like_the_floors(tmp_path: Path)
     assert "lost to stragglers" not in page.text.lower(), "none is waited for"
 
 
+@pytest.mark.parametrize(
+    ("strategy", "took", "would"),
+    [
+        (
+            "cs-ucb-adaptive",
+            "Scheduling with cs-ucb-adaptive in buffered mode took 1,201 s. Rounds of randomly "
+            "selected clients on the same latencies would have taken",
+            "more",
+        ),
+        ("random", "Random selection in buffered mode took 1,201 s. Rounds with", "they would"),
+    ],
+)
+def test_what_buffered_mode_saves_is_not_called_the_saving_of_the_policy(
+    tmp_path: Path, strategy: str, took: str, would: str
+) -> None:
+    lines = [
+        {**line, "buffered": True, "staleness": [0, 0], "begin_s": [0.0, 0.0]}
+        for line in steady(200)
+    ]
+    lines[-1]["time_s"] = 1201.0  # clients worked on between the steps
+    run = a_run(tmp_path / "run", lines, mode="buffered", strategy=strategy)
+    sentence = estimate_savings(record_of(open_run(run)), 4).sentence
+    assert sentence.startswith(took)
+    assert would in sentence
+
+
 def test_parts_of_round_trips_are_split(tmp_path: Path) -> None:
     parts = {"compute_s": [0.5, None], "link_s": [0.25, None]}
     run = a_run(tmp_path / "run", [a_round(n, {0: 1.0, 1: 2.0}, **parts) for n in range(1, 30)])
