@@ -91,6 +91,7 @@ class ServerStatus(RoundCallback):
                 "round": last.round if last else 0,
                 "rounds": self._num_rounds,
                 "steps": totals.steps,
+                "buffered": last is not None and last.buffered,
                 "time_s": last.time_s if last else None,
                 "round_s": last.round_s if last else None,
                 "deadline_s": self._deadline_s(last),
@@ -212,14 +213,18 @@ def status_table(status: Mapping[str, Any]) -> Table:
         f"{status['connected']} connected, {status['available']} available, "
         f"{status['busy']} busy, {status['opted_out']} opted out, {status['refused']} refused"
     )
-    caption += "\nshare of rounds against its floor; owed: virtual queue; round trips in seconds"
-    title = f"round {status['round']}{of}{escape(''.join(metrics[:_MAX_METRICS]))}"
+    # A server of an earlier version does not say whether its rounds are steps.
+    unit, share_of = ("step", "updates") if status.get("buffered") else ("round", "rounds")
+    caption += (
+        f"\nshare of {share_of} against its floor; owed: virtual queue; round trips in seconds"
+    )
+    title = f"{unit} {status['round']}{of}{escape(''.join(metrics[:_MAX_METRICS]))}"
     rows = sorted(status["arms"], key=lambda arm: (arm["connected"], -(arm.get("mean_rtt_s") or 0)))
     longest = max((cell_len(arm["name"]) for arm in rows[:_MAX_ROWS]), default=0)
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     # A name is never cut: what is too long for a narrow window goes on below.
     table.add_column("client", overflow="fold", min_width=min(longest, _NAME_WIDTH))
-    for column in ("state", "rounds", "share", "floor", "owed", "mean\ntrip", "last\ntrip"):
+    for column in ("state", share_of, "share", "floor", "owed", "mean\ntrip", "last\ntrip"):
         table.add_column(column, justify="left" if column == "state" else "right", no_wrap=True)
     table.add_column("failures", overflow="fold")
     for arm in rows[:_MAX_ROWS]:

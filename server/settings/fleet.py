@@ -61,6 +61,7 @@ ELSEWHERE: Final = {
             "local-work",
             "least-work",
             "most-work",
+            "local-steps",
             "beta",
             "truncate",
             "fairness",

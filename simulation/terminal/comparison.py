@@ -23,8 +23,9 @@ def comparison(results: Sequence[SimulationResult]) -> str:
         return "The runs differ in length: their times cannot be compared, see the figures."
     spent = sorted((result.summary["time_s"], result.config.strategy) for result in results)
     (first_s, first), *others = spent
+    unit = "steps" if all(each.config.mode == "buffered" for each in results) else "rounds"
     return (
-        f"{first} took the least time for {rounds.pop()} rounds, {seconds(first_s)}; "
+        f"{first} took the least time for {rounds.pop()} {unit}, {seconds(first_s)}; "
         f"{times_as_long(others, first_s)}."
     )
 

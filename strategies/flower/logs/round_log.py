@@ -130,7 +130,7 @@ def round_text(record: RoundRecord) -> str:
         kinds = Counter(failure_kind(result.reason or "") for result in failures)
         parts.append("failed: " + ", ".join(f"{kind} {n}" for kind, n in kinds.most_common()))
     if stale := max((result.staleness or 0 for result in record.results), default=0):
-        parts.append(f"up to {stale} steps old")
+        parts.append(f"up to {stale} step{'s' if stale > 1 else ''} old")
     if record.late:
         parts.append(f"{len(record.late)} not waited for")
     if record.used_late:

@@ -91,8 +91,8 @@ class LocalWork:
         if kind == EQUAL:
             return
         if base_steps is None:
-            text = "needs local_steps: how many local steps a client makes that is asked for no"
-            raise ConfigError("local_work", kind, f"{text} more or less")
+            text = "needs ScheduledStrategy(..., local_steps=), a client's usual number of steps"
+            raise ConfigError("local_work", kind, text)
         for inner in strategy:
             if isinstance(inner, _NOT_SCALED):
                 text = f"{type(inner).__name__} allows no update to be made longer or shorter"

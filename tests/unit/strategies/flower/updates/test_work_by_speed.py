@@ -243,7 +243,7 @@ def test_a_resumed_run_goes_on_alike(mode: str) -> None:
     ("options", "message"),
     [
         ({"local_work": "fair"}, "local_work = 'fair': must be equal or equal-time"),
-        ({"local_steps": None}, "local_work = 'equal-time': needs local_steps"),
+        ({"local_steps": None}, "local_work = 'equal-time': needs ScheduledStrategy"),
         ({"local_steps": 0}, "local_steps = 0: must be an integer >= 1"),
         ({"least_work": 2.0}, "least_work = 2.0: must be"),
         (
