@@ -10,11 +10,30 @@ from flwr.app import UserConfig
 from ._flwr import parse_config_args
 from .errors import ConfigError
 
-__all__ = ["read_user_config"]
+__all__ = ["merged_overrides", "read_user_config"]
 
 # What flwr 1.42 takes for a pair; it passes over whatever is none.
 _QUOTED: Final = r"'[^']*'|\"[^\"]*\""
 _PAIR: Final = re.compile(rf"\S+?=({_QUOTED}|\S+)")
+
+
+def merged_overrides(key: str, earlier: str, later: str) -> str:
+    """Return overrides that have the values of both, of a key in both the later one.
+
+    Each is a text as :func:`read_user_config` takes it, or empty.
+    """
+    if not earlier or not later or earlier == later:
+        return later or earlier
+    both = {**read_user_config(key, earlier), **read_user_config(key, later)}
+    return " ".join(f"{name}={_as_text(value)}" for name, value in both.items())
+
+
+def _as_text(value: int | float | bool | str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"' if "'" in value else f"'{value}'"
+    return repr(value)
 
 
 def read_user_config(key: str, text: str) -> UserConfig:

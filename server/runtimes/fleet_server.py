@@ -17,6 +17,7 @@ from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.client.wire.frames import MEGABYTE
 from flower_scheduling.extras import require_extra
 from flower_scheduling.strategies.flower import LOGGER, RoundHook, followed_by
+from flower_scheduling.user_config import merged_overrides
 
 from ..app import create_app, prepare_run
 from ..callbacks import RoundCallback
@@ -27,6 +28,7 @@ from ..monitoring.trackers.catalog import require_trackers
 from ..page.process import page_process
 from ..runs.directory import ensure_empty, lock_run
 from ..runs.recording import record_app
+from ..runs.resume import read_settings
 from ..runs.run_id import RunIdNote, noted_run_id
 from ..settings.fleet import FleetConfig
 from ..transport.deny_list import DenyList
@@ -77,6 +79,10 @@ def run_fleet(
     if config.app:
         require_trackers(config.tracker, config.run_dir)
         server_app = load_server_app(config.app, Path(config.run_dir) if resume else None)
+        if resume:  # what was given at first stays, unless it is given anew
+            earlier = str(read_settings(Path(config.run_dir)).get("run-config", ""))
+            merged = merged_overrides("run-config", earlier, config.run_config)
+            config = config.model_copy(update={"run_config": merged})
         run_config = app_config(Path(), config.run_config, file_of(config.app))
         recording = record_app(config, run_config, callbacks, resume=resume)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.user_config import read_user_config
+from flower_scheduling.user_config import merged_overrides, read_user_config
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,22 @@ from flower_scheduling.user_config import read_user_config
 )
 def test_pairs(text: str, expected: dict[str, object]) -> None:
     assert read_user_config("node-config", text) == expected
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "expected"),
+    [
+        ("n=3 rate=0.5", "n=5", {"n": 5, "rate": 0.5}),
+        ("a='two words' b=true", 'c="it\'s"', {"a": "two words", "b": True, "c": "it's"}),
+        ("n=3", "", {"n": 3}),
+        ("", "n=3", {"n": 3}),
+    ],
+)
+def test_of_overrides_the_later_ones_count_and_the_others_stay(
+    earlier: str, later: str, expected: dict[str, object]
+) -> None:
+    merged = merged_overrides("run-config", earlier, later)
+    assert read_user_config("run-config", merged) == expected
 
 
 def test_file(tmp_path: Path) -> None:
