@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # cores run side by side, and threads cost more than they bring on models of this size.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
+# Ray would join any cluster that runs on this machine, such as one of a test beside, and wait for
+# ever when that has ended.
+os.environ.setdefault("RAY_ADDRESS", "local")
 
 # Examples in percent of what a test asks for, see support/profiles.py. No deadline: how long an
 # example takes depends on what else the machine does.
