@@ -230,7 +230,7 @@ def cli(
 
     from flwr.clientapp import ClientApp
 
-    from flower_scheduling.allocator import keep_heaps
+    from flower_scheduling.allocator import freeze_loaded, keep_heaps
 
     from .app_runner import Worker
     from .main_thread import ClientProcess
@@ -244,6 +244,7 @@ def cli(
         client_app = emulated(client_app)
     environment = dict(os.environ)
     keep_heaps()
+    freeze_loaded()
     worker = Worker(name, own_thread=False)
     try:
         client = StreamClient(

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Context, RecordDict, UserConfig
 
 from flower_scheduling._flwr import SUPERLINK_NODE_ID
-from flower_scheduling.allocator import keep_heaps
+from flower_scheduling.allocator import freeze_loaded, keep_heaps
 from flower_scheduling.client.wire.addresses import join_host_port, parse_address
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.client.wire.frames import MEGABYTE
@@ -97,6 +97,7 @@ def run_fleet(
             LOGGER.warning(UNSCHEDULED, config.app)
 
     keep_heaps()
+    freeze_loaded()
     grid = StreamGrid(
         config.address,
         run_config=run_config,

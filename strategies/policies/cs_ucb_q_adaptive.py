@@ -9,12 +9,12 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ..base import BoolArray, Explanation, FloatArray, RoundContext, Selection
-from ..floors import QueuePolicy
+from ..floors import LAG, QueuePolicy
 from ..policy_spec import PolicySpec
 from ..selection import cheapest_set, explain_cheapest_set, top_arms
 from .cs_ucb_adaptive import CsUcbAdaptive
 
-_PATIENCE: Final = 6.0
+_PATIENCE: Final = float(LAG)
 """Rounds that an arm may be owed before it is worth a slow round of its own, d."""
 _CHANNEL_PATIENCE: Final = 2.0
 """The same of updates for channels, where a slow arm needs no company, d'; below d."""
