@@ -13,6 +13,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final
 
 from .errors import ConfigError
+from .process_exit import exits_raised
 
 _LIBRARIES: Final = [
     sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -48,10 +49,11 @@ def load_object(path: str, kind: type[Any], key: str, folder: Path | None = None
     if folder is not None and str(folder.resolve()) not in sys.path:
         sys.path.insert(0, str(folder.resolve()))
     try:
-        if module_name.endswith(".py"):
-            module = _from_file(module_name)
-        else:
-            module = importlib.import_module(module_name)
+        with exits_raised():
+            if module_name.endswith(".py"):
+                module = _from_file(module_name)
+            else:
+                module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever a user's module raises
         text = error.msg if isinstance(error, SyntaxError) else error  # the place comes behind it
         reason = f"{type(error).__name__}: {text}{_place(error)}"

@@ -239,12 +239,12 @@ def _init_worker() -> None:
 
 def end_with_parent() -> None:
     """Let this worker process end when its parent does."""
-    parent = parent_process()
+    parent, leave = parent_process(), os._exit  # an app may run under another os._exit
     assert parent is not None
 
     def exit_with_parent() -> None:
         parent.join()
-        os._exit(1)
+        leave(1)
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
 

@@ -79,13 +79,14 @@ class Recording:
 
     Attributes
     ----------
-    num_started : int
-        Runs so far.
+    num_started, num_finished : int
+        Runs so far, and those of them that have come to their end.
     """
 
     plan: Callable[[StartedRun], RunPlan]
     callbacks: Callable[[], Sequence[RoundCallback]] = tuple
     num_started: int = field(default=0, init=False)
+    num_finished: int = field(default=0, init=False)
 
     @contextmanager
     def __call__(self, started: StartedRun) -> Iterator[None]:
@@ -128,6 +129,7 @@ class Recording:
             started.hooks += hooks
             started.earlier = run.earlier_rounds()
             yield
+        self.num_finished += 1
         if plan.base is not None:
             _FINISHED[plan.base] += 1
 

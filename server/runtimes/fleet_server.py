@@ -16,7 +16,7 @@ from flower_scheduling.client.wire.addresses import join_host_port, parse_addres
 from flower_scheduling.client.wire.credentials import server_credentials
 from flower_scheduling.client.wire.frames import MEGABYTE
 from flower_scheduling.extras import require_extra
-from flower_scheduling.strategies.flower import LOGGER, RoundHook, followed_by
+from flower_scheduling.strategies.flower import LOGGER, RoundHook
 from flower_scheduling.user_config import merged_overrides
 
 from ..app import create_app, prepare_run
@@ -126,8 +126,7 @@ def run_fleet(
             if recording is None:
                 server_app(grid, context)
                 return
-            with followed_by(recording):
-                run_server_app(server_app, config.app, grid, context)
+            run_server_app(server_app, config.app, grid, context, recording)
     if not recording.num_started:
         LOGGER.warning(
             "the app has started no ScheduledStrategy: nothing was scheduled or recorded"

@@ -15,10 +15,12 @@ from flwr.serverapp import Grid, ServerApp
 from flower_scheduling._flwr import flatten_dict
 from flower_scheduling.errors import ConfigError, SchedulingError, ServerAppError, nearest
 from flower_scheduling.loading import load_object
-from flower_scheduling.strategies.flower import LOGGER
+from flower_scheduling.process_exit import ProcessExit, exits_raised
+from flower_scheduling.strategies.flower import LOGGER, followed_by
 from flower_scheduling.strategies.flower.wrapped import is_round_line
 from flower_scheduling.user_config import read_user_config
 
+from ..runs.recording import Recording
 from ..runs.resume import read_settings
 from ..settings.fleet import APP_FOLDER
 
@@ -73,18 +75,23 @@ def load_server_app(
     return app
 
 
-def run_server_app(server_app: ServerApp, path: str, grid: Grid, context: Context) -> None:
-    """Run a ServerApp whose code is not ours, ``path``: a fault of it is one line.
+def run_server_app(
+    server_app: ServerApp, path: str, grid: Grid, context: Context, recording: Recording
+) -> None:
+    """Run a ServerApp whose code is not ours, ``path``, and record it: a fault of it is one line.
 
     Raises
     ------
     ServerAppError
-        If it raised, or ended the process with an error.
+        If it raised, or ended the process with an error, or by ``os._exit`` before its runs were
+        over.
     """
     try:
-        server_app(grid, context)
+        with followed_by(recording), exits_raised():
+            server_app(grid, context)
     except SystemExit as error:
-        if error.code:
+        finished = 0 < recording.num_started == recording.num_finished
+        if error.code or (isinstance(error, ProcessExit) and not finished):
             raise _app_error(path, error, context.run_config) from None
     except SchedulingError:  # it says what is wrong
         raise
@@ -98,6 +105,8 @@ def run_server_app(server_app: ServerApp, path: str, grid: Grid, context: Contex
 
 def _app_error(path: str, error: BaseException, run_config: UserConfig) -> ServerAppError:
     LOGGER.error("the ServerApp failed", exc_info=error)
+    if isinstance(error, ProcessExit):
+        return ServerAppError(f"{path} ended the process with {error}")
     text = f"{path} raised {type(error).__name__}: {error}"
     if isinstance(error, KeyError) and not run_config:
         text += f" ({_no_config(Path.cwd())}, so the run configuration is empty)"

@@ -26,7 +26,6 @@ from flower_scheduling.strategies.flower import (
     LOGGER,
     RoundHook,
     RoundRecord,
-    followed_by,
     overriding,
 )
 
@@ -147,10 +146,10 @@ class AppSimulation:
             concerned=SIMULATED | {*config.overridden_keys},
         )
         no_step = None
-        with _shielded_process(), overriding(config.strategy_settings()), followed_by(recording):
+        with _shielded_process(), overriding(config.strategy_settings()):
             seed_all(self._stream(_SERVER))
             try:
-                run_server_app(self._server_app, self._server_path, grid, context)
+                run_server_app(self._server_app, self._server_path, grid, context, recording)
             except NoStepError as error:  # what the rounds took is a result too
                 no_step = error
         if not watches:

@@ -48,6 +48,11 @@ def settings_of(run: Path) -> dict[str, Any]:
     return tomllib.loads((run / "config.toml").read_text())
 
 
+def leaving(line: str) -> str:
+    """Return the ServerApp that calls ``os._exit(0)`` instead of what begins so."""
+    return "import os\n" + NUMPY_SERVER.replace(line, f"    os._exit(0)\n{line}")
+
+
 def fault(capsys: pytest.CaptureFixture[str]) -> str:
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
@@ -230,18 +235,20 @@ def test_a_client_that_fails_costs_no_other_client_the_round(
     failing = NUMPY_CLIENT.replace(
         "    (weights,)", "    if number == 1: raise SystemExit(3)\n"
         "    if number == 2: return 'nothing'\n"
-        "    if number == 3 and not os.fork(): return message\n    (weights,)"
+        "    if number == 3 and not os.fork(): return message\n"
+        "    if number == 4: os._exit(0)\n    (weights,)"
     )  # fmt: skip
     app = write_app(tmp_path, client=failing)
     asked = ["--num-selected", "5", "--run-config", "num-server-rounds=2", "--run-dir", "run"]
     assert simulate("--app", app, *FEW, *asked) == 0
     for line in rounds_of(tmp_path / "run"):
         reasons = dict(zip(line["selected"], line["reason"], strict=True))
-        assert reasons[0] is reasons[3] is reasons[4] is None
+        assert reasons[0] is reasons[3] is None
         assert "SystemExit: 3" in reasons[1]
         assert "TypeError: the ClientApp returned str, not a Message" in reasons[2]
+        assert "ProcessExit: os._exit(0)" in reasons[4]
     log = (tmp_path / "run/log.txt").read_text()
-    assert log.count("Traceback") == 2, "each fault once"
+    assert log.count("Traceback") == 3, "each fault once"
 
 
 def test_a_run_in_which_nothing_changed_the_model_fails(
@@ -355,6 +362,8 @@ def test_a_fault_is_one_line(what: str, tmp_path: Path, capsys: pytest.CaptureFi
         (NUMPY_SERVER, "import nothing_like_it", 2, "No module named 'nothing_like_it'"),
         (NUMPY_SERVER.replace("rounds =", "1 / 0 #"), NUMPY_CLIENT, 1, "ZeroDivisionError"),
         (NUMPY_SERVER.replace("rounds =", "raise SystemExit(4) #"), NUMPY_CLIENT, 1, "SystemExit"),
+        ("import os\nos._exit(0)", NUMPY_CLIENT, 2, "cannot be imported: ProcessExit: os._exit(0)"),
+        (leaving("    (weights,) = arrays"), NUMPY_CLIENT, 1, "ended the process with os._exit(0)"),
     ],
 )
 def test_faults_of_an_app_are_one_line(
@@ -369,6 +378,16 @@ def test_faults_of_an_app_are_one_line(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert expected in last
+
+
+def test_a_server_app_may_leave_when_its_run_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, failed = (f"import os\n{NUMPY_SERVER}    os._exit({status})\n" for status in (0, 3))
+    assert simulate("--app", write_app(tmp_path, done), *FEW, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 6
+    assert simulate("--app", write_app(tmp_path, failed), *FEW) == 1
+    assert capsys.readouterr().err.endswith("ended the process with os._exit(3)\n")
 
 
 def test_a_comparison_shows_where_an_app_failed(
