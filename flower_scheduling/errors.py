@@ -21,6 +21,7 @@
      ├── TrackerError (RuntimeError)           a tracker cannot be used
      ├── ServerAppError (ChildProcessError)    the ServerApp of a fleet failed
      │    └── NoStepError                      no round has changed the model
+     ├── NotSavedError                         a run is over and its results could not be written
      ├── WorkerError (ChildProcessError)       a process that computes was killed
      └── SuperLinkError (ChildProcessError)    Flower's runtime or the app on it failed
 """
@@ -30,7 +31,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 EXIT_DONE: Final = 0
@@ -216,6 +217,27 @@ class NoStepError(ServerAppError):
 
     def __reduce__(self) -> tuple[type[NoStepError], tuple[object, ...]]:
         return type(self), (self.why, self.failures, self.advice)
+
+
+class NotSavedError(SchedulingError):
+    """Runs are over, and there was no room for all of their results.
+
+    Parameters
+    ----------
+    lost : sequence of str
+        What could not be written, each with file and reason.
+    summaries : mapping
+        These runs in numbers, by their folders.
+    """
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+    def __init__(self, lost: Sequence[str], summaries: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(one_line(f"could not be saved: {', '.join(lost)}"))
+        self.lost, self.summaries = list(lost), dict(summaries)
+
+    def __reduce__(self) -> tuple[type[NotSavedError], tuple[object, ...]]:
+        return type(self), (self.lost, self.summaries)
 
 
 class WorkerError(SchedulingError, ChildProcessError):

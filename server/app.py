@@ -186,7 +186,8 @@ def create_app(
         timed = grid if isinstance(grid, TimedExchange) else StockGrid(grid, config.tau_max_s)
         for hook in hooks:
             strategy.add_hook(hook)
-        with followed_by(record_own(config, lambda: [note, *callbacks()], resume=resume)):
+        recording = record_own(config, lambda: [note, *callbacks()], resume=resume)
+        with followed_by(recording):
             strategy.start(
                 timed,
                 ready.arrays,
@@ -195,6 +196,7 @@ def create_app(
                 train_config=ConfigRecord({protocol.DATA_DIGEST: digest}) if digest else None,
                 evaluate_fn=evaluate,
             )
+        recording.require_saved()
 
     return server_app
 

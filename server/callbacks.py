@@ -70,6 +70,8 @@ class Run:
         Where the results go.
     saved_round : int
         The round of the last checkpoint.
+    unsaved : list of str
+        Results that could not be written at the end, each with file and reason.
     """
 
     settings: Mapping[str, Any]
@@ -83,6 +85,7 @@ class Run:
     done: int = 0
     directory: RunDirectory | None = None
     saved_round: int = 0
+    unsaved: list[str] = field(default_factory=list)
 
     @property
     def tau_max_s(self) -> GivenDeadline:

@@ -294,10 +294,14 @@ def _run(
     from .terminal.tables import print_tables
 
     figures: list[Path] = []
+    faults: list[Exception] = [each.error for each in results if each.error is not None]
     if any(len(result.records) > 1 for result in results):  # a curve needs two rounds
         from .run_figures import draw_figures
 
-        figures = draw_figures(results, folder / "figures")
+        try:
+            figures = draw_figures(results, folder / "figures")
+        except OSError as error:  # a full disk: the results are shown all the same
+            faults.append(error)
     if as_json:
         summaries = [
             {**({"run_dir": r.config.run_dir} if r.scheduled else {}), **r.summary} for r in results
@@ -312,6 +316,5 @@ def _run(
         print_tables(results, figures, Console())
         if isinstance(config := configs[0], AppConfig):
             click.echo(f"times    {config.times_text()}")
-    for result in results:
-        if result.no_step is not None:
-            raise result.no_step
+    if faults:
+        raise faults[0]

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.logging import RichHandler
 from flower_scheduling.client.wire.frames import package_version
 from flower_scheduling.client.wire.health import check_health
 from flower_scheduling.environment import check_environment
-from flower_scheduling.errors import ConfigError
+from flower_scheduling.errors import ConfigError, NotSavedError
 from flower_scheduling.help_sections import HelpfulGroup
 from flower_scheduling.schema import kebab
 from flower_scheduling.strategies.flower import LOGGER
@@ -88,6 +88,7 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
     flower_handlers, flower.handlers = flower.handlers, [FlowerLines()]
     for line in [] if config.app else idle_settings(given, [config.strategy]):
         LOGGER.warning(line)
+    unsaved = NotSavedError([], {})
     try:
         if config.runtime == "superlink":
             from ..runtimes.superlink_run import run_superlink
@@ -97,18 +98,30 @@ def cli(context: click.Context, /, resume: Path | None, go_on: bool, **flags: An
             run_fleet(config, resume=resume is not None)
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)
+    except NotSavedError as error:
+        unsaved = error
     finally:
         LOGGER.removeHandler(handler)
         flower.handlers = flower_handlers
-    _print_results(console, Path(config.run_dir))
+    _print_results(console, Path(config.run_dir), unsaved.summaries)
+    if unsaved.lost:
+        raise unsaved
 
 
-def _print_results(console: Console, run_dir: Path) -> None:
-    """Print the numbers of a run, and of those that the same app has started after it."""
+def _print_results(
+    console: Console, run_dir: Path, unsaved: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Print the numbers of a run, and of those that the same app has started after it.
+
+    Those of runs that are not all saved are in `unsaved`, by folder.
+    """
+    known = {Path(folder).absolute(): dict(numbers) for folder, numbers in unsaved.items()}
     later = sorted(run_dir.glob(STARTS), key=lambda folder: int(folder.name.partition("-")[2]))
     for folder in [run_dir, *later]:
-        if (summary := folder / "summary.json").exists():
+        numbers = known.get(folder.absolute())
+        if numbers is None and (summary := folder / "summary.json").exists():
             numbers = json.loads(summary.read_text(encoding="utf-8"))
+        if numbers is not None:
             numbers.pop("arms")
             console.print_json(json.dumps(numbers))
             click.echo(folder)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -389,8 +390,8 @@ class RunDirectory:
         self._unwritten.append(text + b"\n")
         with self.tolerating("record of the rounds"):
             self._write_rounds()
-        with self.tolerating("copy of the best model"):
-            if record.accuracy is not None and record.accuracy > self._best_accuracy:
+        if record.accuracy is not None and record.accuracy > self._best_accuracy:
+            with self.tolerating("copy of the best model"):
                 self.write_model("best", arrays)
                 self._best_accuracy = record.accuracy
 
@@ -421,9 +422,35 @@ class RunDirectory:
         self._write(name, model_file(arrays))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``, and the rounds for which there was no room so far."""
-        self._write_rounds()
+        """Write ``summary.json``."""
         self._write("summary.json", json.dumps(dict(summary), indent=1) + "\n")
+
+    def write_results(self, summary: Mapping[str, Any], arrays: ArrayRecord) -> list[str]:
+        """Write what a run leaves: rounds that there was no room for so far, summary, last model.
+
+        Returns
+        -------
+        list of str
+            What could not be written, with file and reason; empty where the disk is required.
+
+        Raises
+        ------
+        OSError
+            If the disk is required, the first fault, when all that can be is written.
+        """
+        faults: list[tuple[str, OSError]] = []
+        for what, write in (
+            ("the last rounds", self._write_rounds),
+            ("the summary", partial(self.write_summary, summary)),
+            ("the final model", partial(self.write_model, "last", arrays)),
+        ):
+            try:
+                write()
+            except OSError as error:
+                faults.append((what, error))
+        if faults and self._disk_required:
+            raise faults[0][1]
+        return [f"{what} ({error.filename}: {error.strerror})" for what, error in faults]
 
     def sync(self) -> None:
         """Bring the rounds to the disk: a checkpoint must not outlive them.

@@ -48,8 +48,7 @@ class RunRecorder(RoundCallback):
             if run.totals.rounds < self._latest[0].round <= written:
                 self._count_latest()
         self._write_arms()
-        directory.write_summary(run.summary())
-        directory.write_model("last", run.arrays)
+        run.unsaved = directory.write_results(run.summary(), run.arrays)
 
     def _note_arms(self, num_arms: int) -> None:
         """Write the list of arms if there are new ones, or if it has changed for a while."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from flower_scheduling.errors import ConfigError
+from flower_scheduling.errors import ConfigError, NotSavedError
 from flower_scheduling.strategies.flower import LOGGER, StartedRun
 
 from ..callbacks import RoundCallback, Run, following
@@ -87,6 +87,7 @@ class Recording:
     callbacks: Callable[[], Sequence[RoundCallback]] = tuple
     num_started: int = field(default=0, init=False)
     num_finished: int = field(default=0, init=False)
+    _unsaved: list[Run] = field(default_factory=list, init=False)
 
     @contextmanager
     def __call__(self, started: StartedRun) -> Iterator[None]:
@@ -98,6 +99,8 @@ class Recording:
             If the run directory is in use, or the run in it does not fit.
         OSError
             If it cannot be written.
+        NotSavedError
+            If the run was stopped, and its results cannot be written.
         """
         self.num_started += 1
         plan = self.plan(started)
@@ -120,6 +123,7 @@ class Recording:
         elif plan.initial_model:
             run.arrays = load_model(Path(plan.initial_model), like=run.arrays)
         with (
+            self._noting_unsaved(run),
             _open_directory(plan, run) as run.directory,
             following(run, [*self.callbacks(), *_own_callbacks(plan, run)]) as hooks,
         ):
@@ -132,6 +136,38 @@ class Recording:
         self.num_finished += 1
         if plan.base is not None:
             _FINISHED[plan.base] += 1
+
+    def require_saved(self) -> None:
+        """Refuse to end as if all were well where results of runs could not be written.
+
+        It is asked when the app is done, which may keep its results by itself.
+
+        Raises
+        ------
+        NotSavedError
+            If it is so.
+        """
+        if self._unsaved:
+            lost = [what for run in self._unsaved for what in run.unsaved]
+            folders = {str(run.directory.path): run for run in self._unsaved if run.directory}
+            raise NotSavedError(lost, {path: run.summary() for path, run in folders.items()})
+
+    @contextmanager
+    def _noting_unsaved(self, run: Run) -> Iterator[None]:
+        """Keep in mind what of a run could not be saved; beside another fault it is a line."""
+        fault: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            fault = error
+            raise
+        finally:
+            if run.unsaved:
+                self._unsaved.append(run)
+                if isinstance(fault, KeyboardInterrupt):
+                    self.require_saved()
+                elif isinstance(fault, Exception):
+                    LOGGER.error("could not be saved: %s", ", ".join(run.unsaved))
 
 
 @contextmanager

@@ -85,6 +85,8 @@ def run_server_app(
     ServerAppError
         If it raised, or ended the process with an error, or by ``os._exit`` before its runs were
         over.
+    NotSavedError
+        If results could not be written.
     """
     try:
         with followed_by(recording), exits_raised():
@@ -101,6 +103,7 @@ def run_server_app(
         raise _app_error(path, error, context.run_config) from None
     except Exception as error:
         raise _app_error(path, error, context.run_config) from None
+    recording.require_saved()
 
 
 def _app_error(path: str, error: BaseException, run_config: UserConfig) -> ServerAppError:

@@ -17,7 +17,7 @@ from flwr.app import Context, RecordDict
 
 from flower_scheduling.client.learning.partitions import build_partition
 from flower_scheduling.client.wire.compression import expected_share
-from flower_scheduling.errors import ConfigError, NoStepError
+from flower_scheduling.errors import ConfigError, NoStepError, NotSavedError, SchedulingError
 from flower_scheduling.files import write_whole
 from flower_scheduling.server.app import create_app, prepare_run
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
@@ -43,14 +43,14 @@ class SimulationResult:
         The run in numbers, as in ``summary.json``.
     records : list of RoundRecord
         The rounds.
-    no_step : NoStepError or None
-        What it ended with, if no round changed the model.
+    error : NoStepError, NotSavedError or None
+        What it ended with, if no round changed the model, or its results could not be written.
     """
 
     config: SimulationConfig
     summary: dict[str, Any]
     records: list[RoundRecord]
-    no_step: NoStepError | None = None
+    error: SchedulingError | None = None
 
     @property
     def scheduled(self) -> bool:
@@ -145,17 +145,18 @@ class Simulation:
             state=RecordDict(),
             run_config=run_config,
         )
-        no_step = None
+        failure = None
         with _quiet_flower():
             try:
                 server_app(grid, context)
-            except NoStepError as error:  # what the rounds took is a result too
-                no_step = error
+            except (NoStepError, NotSavedError) as error:  # what the rounds took is a result too
+                failure = error
         summary = results.summary
         if resume:  # with what was before
             names = [arm["name"] for arm in summary["arms"]]
-            records = list(read_rounds(Path(config.run_dir), summary["rounds"], names))
-        return SimulationResult(config, summary, records, no_step)
+            earlier = summary["rounds"] - len(records)
+            records[:0] = read_rounds(Path(config.run_dir), earlier, names)
+        return SimulationResult(config, summary, records, failure)
 
     def _write_truth(self) -> None:
         """Leave the clients' expected times in the run directory, if there is one."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flower_scheduling import palette
+from flower_scheduling.files import write_whole
 from flower_scheduling.palette import INK, RULE, Colour
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def save(figure: Figure, *paths: Path) -> None:
     """Write a figure as PNG or SVG files, without what differs between two runs or versions."""
     for path in paths:
         nothing = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, dpi=120, metadata=nothing)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=path.suffix[1:], dpi=120, metadata=nothing)
+        write_whole(path, buffer.getvalue(), durable=False)
 
 
 def legend_below(figure: Figure, columns: int = 4) -> None:

@@ -16,7 +16,13 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flower_scheduling._flwr import SUPERLINK_NODE_ID
 from flower_scheduling.client.wire.arrays import decode_array
 from flower_scheduling.client.wire.compression import expected_share
-from flower_scheduling.errors import ConfigError, NoStepError, ServerAppError
+from flower_scheduling.errors import (
+    ConfigError,
+    NoStepError,
+    NotSavedError,
+    SchedulingError,
+    ServerAppError,
+)
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
 from flower_scheduling.server.monitoring.trackers.catalog import require_trackers
 from flower_scheduling.server.runs.directory import read_rounds
@@ -145,16 +151,16 @@ class AppSimulation:
             resume=resume,
             concerned=SIMULATED | {*config.overridden_keys},
         )
-        no_step = None
+        failure = None
         with _shielded_process(), overriding(config.strategy_settings()):
             seed_all(self._stream(_SERVER))
             try:
                 run_server_app(self._server_app, self._server_path, grid, context, recording)
-            except NoStepError as error:  # what the rounds took is a result too
-                no_step = error
+            except (NoStepError, NotSavedError) as error:  # what the rounds took is a result too
+                failure = error
         if not watches:
             return self._unscheduled(grid)
-        return watches[0].result(no_step, resume=resume)
+        return watches[0].result(failure, resume=resume)
 
     # -- times ----------------------------------------------------------------------------------
 
@@ -242,7 +248,7 @@ class _RunResults(RoundCallback):
     def on_end(self, status: RunEnd, summary: Mapping[str, Any]) -> None:
         self._summary = dict(summary)
 
-    def result(self, no_step: NoStepError | None, *, resume: bool) -> SimulationResult:
+    def result(self, failure: SchedulingError | None, *, resume: bool) -> SimulationResult:
         """Return the result of the run, under the settings that it had."""
         assert self._run is not None
         config = self._simulation.config
@@ -252,8 +258,8 @@ class _RunResults(RoundCallback):
         }
         if resume:  # with what was before
             names = [arm["name"] for arm in self._summary["arms"]]
-            folder, rounds = Path(config.run_dir), self._summary["rounds"]
-            self._records = list(read_rounds(folder, rounds, names))
+            earlier = self._summary["rounds"] - len(self._records)
+            self._records[:0] = read_rounds(Path(config.run_dir), earlier, names)
         # A policy of the app's own has no name that a setting could have.
         shown = config.model_copy(update=changes)
         summary = {
@@ -261,7 +267,7 @@ class _RunResults(RoundCallback):
             **({} if config.times else {"compute": config.compute}),
             **self._summary,
         }
-        return SimulationResult(shown, summary, self._records, no_step)
+        return SimulationResult(shown, summary, self._records, failure)
 
 
 @contextmanager

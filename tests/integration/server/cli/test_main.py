@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from full_disk import leave_no_room
 
 from flower_scheduling.client.cli import cli as client_cli
 from flower_scheduling.client.cli import main as client_main
@@ -266,6 +267,22 @@ def test_lines_that_an_app_logs_are_shown_but_not_flowers_of_each_round(
     assert "configure_train: Sampled" not in log
     assert lines.count("configure_train: Sampled") == 1, "of what is not scheduled all is kept"
     assert flower.handlers == before
+
+
+def test_a_full_disk_that_may_be_full_costs_no_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "homeless.py").write_text(_LOGGING_APP)
+    leave_no_room(monkeypatch, "model.safetensors", "summary.json")
+    words = "--app homeless:app --address 127.0.0.1:0 --run-dir run --no-checkpoint-required"
+    assert server_main(words.split()) == 1
+    out, err = capsys.readouterr()
+    assert out == "run\n"
+    assert '"rounds": 2,' in err
+    last = err.splitlines()[-1]
+    assert last.startswith("error: could not be saved: the summary (")
+    assert "the final model (" in last
 
 
 def test_an_app_without_its_settings_is_told_where_they_were_looked_for(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+import pickle
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,8 +19,9 @@ from factories import small_model
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
+from full_disk import leave_no_room
 
-from flower_scheduling.errors import ConfigError, NoStepError
+from flower_scheduling.errors import ConfigError, NoStepError, NotSavedError
 from flower_scheduling.server.callbacks import RoundCallback, Run, RunEnd
 from flower_scheduling.server.monitoring.alarms import AlarmLog
 from flower_scheduling.server.page.run_view import RunView
@@ -28,7 +32,7 @@ from flower_scheduling.simulation.cli import main as simulation_main
 from flower_scheduling.simulation.engine.virtual_grid import VirtualGrid
 from flower_scheduling.simulation.environments.paper import Environment
 from flower_scheduling.simulation.environments.recorded import read_record
-from flower_scheduling.strategies.flower import LOGGER, ScheduledStrategy, followed_by
+from flower_scheduling.strategies.flower import LOGGER, RoundRecord, ScheduledStrategy, followed_by
 
 
 def grid(num_clients: int = 4, *, fail: bool = False) -> VirtualGrid:
@@ -342,6 +346,57 @@ def test_a_run_that_trained_nothing_is_an_error_after_its_results(
     with pytest.raises(NoStepError, match=r"the last: no-replies \(dev-. timeout"):
         start(tmp_path, num_rounds, on=grid(fail=True))
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == num_rounds
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_an_app_goes_on_whose_results_cannot_be_saved_and_the_program_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_no_room(monkeypatch, "model.safetensors", "summary.json")
+    config = FleetConfig(run_dir=str(tmp_path), app="some:app", checkpoint_required=False)
+    recording = record_app(config)
+    with followed_by(recording):
+        assert len(start(None, 4).arrays) == 1, "the app has its model"
+    reason = os.strerror(errno.ENOSPC)
+    with pytest.raises(NotSavedError) as caught:
+        recording.require_saved()
+    assert str(caught.value) == (
+        f"could not be saved: the summary ({tmp_path / 'summary.json'}: {reason}), "
+        f"the final model ({tmp_path / 'model.safetensors'}: {reason})"
+    )
+    assert caught.value.summaries[str(tmp_path)]["rounds"] == 4
+    assert len(rounds_of(tmp_path)) == 4
+    travelled = pickle.loads(pickle.dumps(caught.value))
+    assert (str(travelled), travelled.summaries) == (str(caught.value), caught.value.summaries)
+
+
+@pytest.mark.parametrize(
+    ("fault", "ends_with"), [(KeyboardInterrupt, NotSavedError), (ValueError,) * 2]
+)
+def test_a_run_that_ends_early_says_what_could_not_be_saved(
+    fault: type[BaseException],
+    ends_with: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def stop(record: RoundRecord, arrays: ArrayRecord) -> None:
+        raise fault
+
+    leave_no_room(monkeypatch, "model.safetensors")
+    config = FleetConfig(run_dir=str(tmp_path), app="some:app", checkpoint_required=False)
+    with pytest.raises(ends_with), followed_by(record_app(config)):
+        start(None, hooks=[stop])
+    logged = "could not be saved: the final model" in caplog.text
+    assert logged == (fault is ValueError), "it is no error of its own"
+
+
+def test_all_that_can_be_is_saved_before_a_full_disk_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_no_room(monkeypatch, "summary.json")
+    with pytest.raises(OSError, match="No space left on device"):
+        start(tmp_path)
     assert (tmp_path / "model.safetensors").exists()
 
 

@@ -390,6 +390,16 @@ def test_a_server_app_may_leave_when_its_run_is_over(
     assert capsys.readouterr().err.endswith("ended the process with os._exit(3)\n")
 
 
+def test_results_are_shown_where_no_figure_can_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = f"{NUMPY_SERVER}    open('run/figures', 'x').close()\n"
+    assert simulate("--app", write_app(tmp_path, server), *FEW, "--run-dir", "run", "--json") == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rounds"] == 6
+    assert err.splitlines()[-1] == "error: run/figures: File exists"
+
+
 def test_a_comparison_shows_where_an_app_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
