@@ -4,12 +4,12 @@
 
     SchedulingError
      ├── ConfigError (ValueError)              a setting is wrong or does not fit another
-     │    └── InfeasibleFloorsError            no policy meets the floors; in simulation.theory
+     │    ├── InfeasibleFloorsError            no policy meets the floors; in simulation.theory
+     │    └── UnknownPolicyError (KeyError)    no policy of that name
      ├── ClientConfigError (ValueError)        a client was set up wrongly
-     ├── UnknownPolicyError (KeyError)         no policy of that name
      ├── RoundOrderError                       a round was asked or told out of order
      ├── TooFewClientsError                    a strategy waits for more clients than it can get
- ├── ArrayError (ValueError)               an array of the wrong shape or content
+     ├── ArrayError (ValueError)               an array of the wrong shape or content
      ├── WireError (ValueError)                a frame is not what the protocol says
      ├── InvalidReplyError                     a reply must not enter the model
      ├── ConnectionRefused                     the server does not take this client
@@ -90,7 +90,7 @@ class ClientConfigError(SchedulingError, ValueError):
     """A client was set up wrongly."""
 
 
-class UnknownPolicyError(SchedulingError, KeyError):
+class UnknownPolicyError(ConfigError, KeyError):
     """No policy of that name is registered."""
 
     __str__ = Exception.__str__  # KeyError would print the text in quotes
@@ -280,9 +280,13 @@ def fail(text: str, code: int) -> int:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Return ``"did you mean x?"`` with the nearest of the known words, or nothing: a hint."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return f"did you mean {close[0]}?" if close else ""
+    """Return ``"did you mean x?"`` with the nearest of the known words, or nothing: a hint.
+
+    Upper and lower case are alike.
+    """
+    folded = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(str(word).casefold(), list(folded), n=1)
+    return f"did you mean {folded[close[0]]}?" if close else ""
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from .base import SchedulingPolicy
 
 PLAIN: Final = (int, float, bool, str)
 """Types of the parameters that can be given as text."""
+_OF_A_RUN: Final = {"num_arms", "num_selected", "tau_max_s", "rng"}
 _COMMON: Final = ("num_arms", "num_selected", "tau_max_s", "rng", "batch_shape", "channels")
 
 
@@ -105,6 +106,10 @@ class PolicySpec:
             name: parameter.default is parameter.empty
             for name, parameter in self._signature().items()
         }
+
+    def lacks(self) -> set[str]:
+        """Return the parameters that must be given and that a run does not give by itself."""
+        return {name for name, required in self.parameters().items() if required} - _OF_A_RUN
 
     def options(self) -> dict[str, int | float | bool | str | None]:
         """Return the policy's own plain parameters with their defaults; ``None``: it has none.

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import Any, Final
 
-from flower_scheduling.errors import ConfigError, UnknownPolicyError, did_you_mean, nearest
+from flower_scheduling.errors import ConfigError, UnknownPolicyError, nearest
 from flower_scheduling.loading import load_object
 
 from . import comparators, policies
@@ -102,8 +102,24 @@ def register(spec: PolicySpec) -> None:
     POLICIES.add(spec)
 
 
-def find_policy(name: object) -> PolicySpec:
+def runnable_policies() -> list[str]:
+    """Return the policies that need nothing but what any run can give them."""
+    return [name for name, spec in POLICIES.items() if not spec.lacks()]
+
+
+def find_policy(
+    name: object, key: str = "policy", among: Iterable[str] | None = None
+) -> PolicySpec:
     """Return the policy of a name.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`POLICIES`, or ``module:Class``.
+    key : str
+        The setting, for errors.
+    among : iterable of str, optional
+        The policies that an error lists; by default those that any run can have.
 
     Raises
     ------
@@ -114,15 +130,44 @@ def find_policy(name: object) -> PolicySpec:
     """
     try:
         return POLICIES[name]  # type: ignore[index]  # what is no text is unknown
+    except ConfigError as error:
+        raise ConfigError(key, error.value, error.message, error.hint) from error
     except (KeyError, TypeError):
         reason = POLICIES.fault(name)
         if isinstance(name, str) and name.endswith(".py"):
-            reason = f"{name} is a file: write {name}:CLASS, the class of the policy"
-        raise UnknownPolicyError(
-            reason
-            or f"no policy is named {name!r}{did_you_mean(name, POLICIES)}; there are "
-            + ", ".join(POLICIES)
-        ) from None
+            reason = f"is a file: must be {name}:CLASS, the class of the policy"
+        if reason:
+            raise UnknownPolicyError(key, name, reason) from None
+        known = runnable_policies() if among is None else list(among)
+        raise UnknownPolicyError(key, name, must_be_one_of(known), nearest(name, known)) from None
+
+
+def must_be_one_of(names: Iterable[str]) -> str:
+    """Return what an error about a policy's name says would be right."""
+    return f"must be one of {', '.join(names)}, or MODULE:CLASS"
+
+
+def require_runnable(name: str, given: Iterable[str] = (), key: str = "policy") -> PolicySpec:
+    """Return the policy of a name, for a run.
+
+    Parameters
+    ----------
+    name : str
+        As :func:`find_policy` takes it.
+    given : iterable of str
+        Its parameters that are given.
+    key : str
+        The setting, for errors.
+
+    Raises
+    ------
+    UnknownPolicyError, ConfigError
+        As :func:`find_policy`, or if it needs a parameter that no run has.
+    """
+    spec = find_policy(name, key)
+    if lacking := sorted(spec.lacks() - {*given}):
+        raise ConfigError(key, name, f"needs {lacking[0]}: a run has no such value")
+    return spec
 
 
 def parse_options(name: str, text: str) -> dict[str, int | float | bool | str]:
@@ -202,7 +247,7 @@ def build_policy(name: str, **params: Any) -> SchedulingPolicy:
     ConfigError
         If the policy does not take a parameter, one is missing, or a value is wrong.
     """
-    spec = find_policy(name)
+    spec = find_policy(name, among=POLICIES)
     taken = spec.parameters()
     for param, value in params.items():
         if param not in taken:

@@ -21,10 +21,11 @@ from flower_scheduling.errors import (
 )
 from flower_scheduling.signals import EXIT_INTERRUPTED
 from flower_scheduling.strategies.flower import LOGGER
+from flower_scheduling.strategies.registry import runnable_policies
 from flower_scheduling.usage import usage_text
 
 from ..settings.base import Settings
-from ..settings.run import options_help, runnable_policies
+from ..settings.run import options_help
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

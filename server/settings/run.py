@@ -7,17 +7,11 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import model_validator
 
-from flower_scheduling.errors import ConfigError, UnknownPolicyError, nearest
 from flower_scheduling.schema import kebab
-from flower_scheduling.strategies import (
-    POLICIES,
-    PolicySpec,
-    find_policy,
-    parse_floors,
-    parse_options,
-)
+from flower_scheduling.strategies import POLICIES, find_policy, parse_floors, parse_options
 from flower_scheduling.strategies.deadline import AUTO
 from flower_scheduling.strategies.over_asking import spares_of
+from flower_scheduling.strategies.registry import require_runnable
 
 from ..monitoring.trackers.catalog import TRACKERS, tracker_names
 from .base import Deadline, Settings, Spares, setting
@@ -173,32 +167,12 @@ class ServerConfig(Settings):
         ConfigError
             If there is no such policy, or it has no such parameter, or needs one that is missing.
         """
-        try:
-            spec = find_policy(self.strategy)
-        except UnknownPolicyError as error:
-            names = runnable_policies()
-            message = POLICIES.fault(self.strategy) or "must be one of " + ", ".join(names)
-            hint = nearest(self.strategy, names)
-            raise ConfigError("strategy", self.strategy, message, hint) from error
+        spec = find_policy(self.strategy, "strategy")
         options = parse_options(self.strategy, self.strategy_option)
         own = {"beta": self.beta, "truncate": self.truncate}
         params = {key: value for key, value in own.items() if key in spec.parameters()} | options
-        if lacking := sorted(_lacks(spec) - params.keys()):
-            raise ConfigError(
-                "strategy", self.strategy, f"needs {lacking[0]}: a run has no such value"
-            )
+        require_runnable(self.strategy, params, "strategy")
         return params
-
-
-def runnable_policies() -> list[str]:
-    """Return the policies that need nothing but what any run can give them."""
-    return [name for name, spec in POLICIES.items() if not _lacks(spec)]
-
-
-def _lacks(spec: PolicySpec) -> set[str]:
-    """Return the parameters that must be given and that a run does not give by itself."""
-    given = {"num_arms", "num_selected", "tau_max_s", "rng"}
-    return {key for key, required in spec.parameters().items() if required} - given
 
 
 def options_help(concerns: Callable[[str], bool] = lambda name: True) -> str:
@@ -211,7 +185,7 @@ def options_help(concerns: Callable[[str], bool] = lambda name: True) -> str:
     """
     listed = []
     for name, spec in POLICIES.items():
-        if concerns(name) and not _lacks(spec) and (options := spec.options()):
+        if concerns(name) and not spec.lacks() and (options := spec.options()):
             shown = ", ".join(f"{kebab(key)}={value}".lower() for key, value in options.items())
             listed.append(f"{name} {shown}")
     return "; ".join(listed)

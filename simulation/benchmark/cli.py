@@ -10,11 +10,12 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
-from flower_scheduling.errors import DataUnavailableError
+from flower_scheduling.errors import ConfigError, DataUnavailableError
 from flower_scheduling.extras import require_extra
 from flower_scheduling.help_sections import HelpfulCommand
 from flower_scheduling.server.cli.options import given_settings, settings_options
 from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.strategies.registry import find_policy, must_be_one_of
 
 from ..cluster import Cluster
 from ..engine.apps.settings import AppConfig
@@ -216,8 +217,9 @@ def _chosen(scenario: Scenario, wanted: Sequence[str], *, asked: bool) -> list[s
     eligible = eligible_policies(scenario, own)
     known = eligible_policies(scenario.changed(floors=[]), own)
     for name in wanted:
+        find_policy(name, "strategy", eligible)
         if name not in known:
-            raise click.UsageError(f"--strategy {name!r}: must be one of {', '.join(eligible)}")
+            raise ConfigError("strategy", name, must_be_one_of(eligible))
     found = [name for name in eligible if not wanted or name in wanted]
     if not found and asked:
         raise click.UsageError(

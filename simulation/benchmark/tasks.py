@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from flower_scheduling.server.settings.run import runnable_policies
 from flower_scheduling.strategies import (
     POLICIES,
     Explanation,
@@ -24,6 +23,7 @@ from flower_scheduling.strategies import (
     build_policy,
 )
 from flower_scheduling.strategies.base import BoolArray, FloatArray
+from flower_scheduling.strategies.registry import runnable_policies
 from flower_scheduling.strategies.selection import top_arms
 
 from ..engine.study import SEEDS_PER_CHUNK, Contender, drop, run_chunk

@@ -102,7 +102,7 @@ def replay(
         If there is no such policy, it needs what was not recorded, or has no such parameter.
     """
     for name in policies:
-        find_policy(name)
+        find_policy(name, "strategy", filter(replayable, POLICIES))
         if not replayable(name):
             listed = ", ".join(filter(replayable, POLICIES))
             message = f"must be a policy that learns from times alone: {listed}"

@@ -28,7 +28,7 @@ from ..deadline import AUTO, LONGEST_S, GivenDeadline
 from ..fairness import FloorRule, NamedFloors, check_feasibility, floors_text, parse_floors
 from ..floors import FloorPolicy, QueuePolicy
 from ..policy_spec import PolicySpec
-from ..registry import build_policy, channel_params, find_policy
+from ..registry import build_policy, channel_params, require_runnable
 from ..share_bound import ShareBound
 from ..update_sketch import SKETCH_SIZE
 from .arm_table import ArmTable
@@ -114,7 +114,7 @@ class PolicyRunner:
         self._unknown: set[str] = set()  # names with a floor that no arm has
         self._unknown_rounds = 0
         if isinstance(policy, str):
-            spec = find_policy(policy)
+            spec = require_runnable(policy, params)
         elif isinstance(policy, SchedulingPolicy):
             spec = PolicySpec.of(type(policy))
         elif callable(policy):

@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from flower_scheduling import ScheduledStrategy
 from flower_scheduling.errors import ConfigError, UnknownPolicyError
 from flower_scheduling.server.app import build_strategy
 from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.simulation.engine.replayer import replay
 from flower_scheduling.strategies import (
     POLICIES,
     PolicySpec,
@@ -247,6 +250,24 @@ def test_installed_policies_are_known_by_their_entry_point(monkeypatch) -> None:
         find_policy("broken")
     with pytest.raises(ConfigError, match="ImportError: no numba"):
         ServerConfig(strategy="broken")
+
+
+@pytest.mark.parametrize(
+    "refuse",
+    [
+        lambda name: ScheduledStrategy(FedAvg(), name, num_selected=1),
+        lambda name: ServerConfig(strategy=name),
+        lambda name: replay(mock.sentinel.record, [name]),
+    ],
+)
+def test_an_unknown_name_is_refused_in_the_same_words_everywhere(
+    refuse: Callable[[str], object],
+) -> None:
+    words = r"^(policy|strategy) = 'cs-ucbq': must be one of cs-ucb, .*, or MODULE:CLASS \(did you"
+    with pytest.raises(UnknownPolicyError, match=words) as error:
+        refuse("cs-ucbq")
+    assert isinstance(error.value, ConfigError)
+    assert "oracle" not in str(error.value), "it cannot be used here"
 
 
 def test_help_lists_policies_and_their_parameters() -> None:

@@ -108,8 +108,9 @@ def test_unknown_name_lists_all(name):
 
 
 def test_unknown_name_suggests_the_nearest():
-    with pytest.raises(UnknownPolicyError, match="did you mean round-robin"):
-        build_policy("roundrobin", **shared())
+    for name in ("roundrobin", "Round_Robin"):
+        with pytest.raises(UnknownPolicyError, match="did you mean round-robin"):
+            build_policy(name, **shared())
 
 
 def test_unknown_parameter_suggests_the_nearest():

@@ -15,8 +15,8 @@ from scripted_grid import ScriptedGrid
 
 from flower_scheduling.client.wire.protocol import NUM_EXAMPLES
 from flower_scheduling.errors import ConfigError
-from flower_scheduling.server.settings.run import runnable_policies
 from flower_scheduling.strategies.flower import RoundRecord, ScheduledStrategy
+from flower_scheduling.strategies.registry import runnable_policies
 from flower_scheduling.strategies.share_bound import ShareBound
 
 

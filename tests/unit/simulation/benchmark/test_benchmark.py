@@ -83,8 +83,9 @@ def test_a_wrong_scenario_is_one_line(
     ("arguments", "message"),
     [
         (["--scenario", "papper"], "did you mean paper?"),
-        (["--scenario", "paper", "--strategy", "oracle"], "--strategy 'oracle': must be one of"),
-        (["--scenario", "paper", "--policy", "oracle"], "--strategy 'oracle': must be one of"),
+        (["--scenario", "paper", "--strategy", "oracle"], "strategy = 'oracle': must be one of"),
+        (["--scenario", "paper", "--policy", "oracle"], "strategy = 'oracle': must be one of"),
+        (["--scenario", "paper", "--strategy", "cs-ucbq"], "(did you mean cs-ucb-q?)"),
     ],
 )
 def test_unknown_names_are_refused(

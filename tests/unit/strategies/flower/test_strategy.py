@@ -627,8 +627,12 @@ def test_configuration_that_does_not_fit_is_refused_at_construction() -> None:
         build(FedAvg(), min_replies=6)
     with pytest.raises(ConfigError, match="num_sampled_clients = 3: must be num_selected = 5"):
         build(DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 3))
-    with pytest.raises(UnknownPolicyError, match="did you mean cs-ucb-q"):
-        build(FedAvg(), policy="cs-ucbq")
+    with pytest.raises(UnknownPolicyError, match="did you mean cs-ucb-q") as caught:
+        build(FedAvg(), policy="CS-UCBQ")
+    assert str(caught.value).startswith("policy = 'CS-UCBQ': must be one of cs-ucb, ")
+    assert "oracle" not in str(caught.value), "it cannot be used here"
+    with pytest.raises(ConfigError, match="policy = 'oracle': needs expected_time_s: a run has no"):
+        build(FedAvg(), policy="oracle")
     with pytest.raises(ConfigError, match="beta"):
         build(FedAvg(), beta=2.0)
     with pytest.raises(ConfigError, match="tau_max_s"):
