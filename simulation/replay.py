@@ -23,6 +23,7 @@ from .environments.recorded import RunRecord, read_record
 from .program import strategies_option
 from .terminal.name_table import name_table
 from .terminal.round_bar import RoundBar
+from .terminal.sentences import print_sentence
 
 _DEFAULT: Final = ("random", "cs-ucb-q", "cs-ucb-q-adaptive")
 
@@ -80,7 +81,7 @@ def replay_command(
     console = Console()
     console.print(_table(record, found))
     for line in caveats(record, found):
-        console.print(line, highlight=False, markup=False)
+        print_sentence(console, line)
 
 
 def _table(record: RunRecord, found: Sequence[Replayed]) -> Table:

@@ -171,10 +171,17 @@ def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def log_warnings_to(console: Console) -> None:
-    """Send our warnings to the terminal, beside the progress; run directories keep every line."""
-    handler = RichHandler(
-        level=logging.WARNING, console=console, show_path=False, show_time=False, markup=False
-    )
+    """Send our warnings to the terminal, beside the progress; run directories keep every line.
+
+    Where there is none each is one line, however long.
+    """
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
+    else:
+        handler = logging.StreamHandler(console.file)
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    handler.setLevel(logging.WARNING)
     LOGGER.handlers = [handler]
     LOGGER.propagate = False
     LOGGER.setLevel(logging.INFO)

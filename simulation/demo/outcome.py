@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ..engine.runner import SimulationResult
+from ..terminal.sentences import print_sentence
 from ..theory.time_to_target import TimeToTarget, saving_sentence
 from .race import Lane, screen
 
@@ -32,7 +33,7 @@ def print_outcome(results: Sequence[SimulationResult], console: Console) -> None
         lanes[result.config.label] = lane
     target = results[0].config.target_accuracy
     console.print(screen(lanes, target, console.width))
-    console.print(sentence(results), highlight=False)
+    print_sentence(console, sentence(results))
 
 
 def sentence(results: Sequence[SimulationResult]) -> str:

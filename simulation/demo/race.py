@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ..terminal.live_screen import LiveScreen
 from ..terminal.progress import RunStatus
+from ..terminal.sentences import print_sentence
 from ..terminal.text_plot import Curve, text_plot
 
 # Of each policy in turn: letter and style of its curve.
@@ -92,7 +93,7 @@ class Race(LiveScreen):
             return
         self._next_line_s = now_s + _LINE_EVERY_S
         parts = [f"{name} {each.accuracy:.1%}" for name, each in self._lanes.items()]
-        self._console.print(f"accuracy so far: {', '.join(parts)}", highlight=False)
+        print_sentence(self._console, f"accuracy so far: {', '.join(parts)}")
 
 
 def screen(lanes: Mapping[str, Lane], target: float, width: int) -> RenderableType:

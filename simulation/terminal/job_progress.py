@@ -16,6 +16,7 @@ from flower_scheduling.server.runtimes.signals import stoppable
 
 from ..cluster import Cluster
 from ..jobs import Arrays, Job, run_jobs
+from .sentences import print_sentence
 
 _LINE_EVERY_S: Final = 60.0
 _NAME_WIDTH: Final = 26  # of the last job that was done
@@ -105,10 +106,8 @@ class JobProgress:
         if self._console.is_terminal or left_s is None or now_s - self._line_s < _LINE_EVERY_S:
             return
         self._line_s = now_s
-        self._console.print(
-            f"{self._done} of {self._num_jobs} jobs, about {left_s / 60:.0f} min left",
-            highlight=False,
-        )
+        line = f"{self._done} of {self._num_jobs} jobs, about {left_s / 60:.0f} min left"
+        print_sentence(self._console, line)
 
 
 class _TimeLeft(ProgressColumn):

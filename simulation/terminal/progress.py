@@ -16,6 +16,7 @@ from rich.table import Column
 from flower_scheduling.strategies.flower import RoundHook, RoundRecord
 
 from .live_screen import LiveScreen
+from .sentences import print_sentence
 
 _SHOW_EVERY_S: Final = 0.1
 _LINE_EVERY_S: Final = 60.0
@@ -158,4 +159,4 @@ class RunProgress(LiveScreen):
             of = f" of {total}" if total else ""
             line = f"{name}: round {status.round}{of}, {status.time_s:.0f} s"
             line += f", accuracy {accuracy}" if accuracy else ""
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            print_sentence(self._console, line)

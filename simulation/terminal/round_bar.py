@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from .live_screen import LiveScreen
+from .sentences import print_sentence
 
 _SHOW_EVERY_S: Final = 0.1
 _LINE_EVERY_S: Final = 60.0
@@ -49,7 +50,7 @@ class RoundBar(LiveScreen):
             return
         if self._bar.disable:
             self._next_s = now_s + _LINE_EVERY_S
-            self._console.print(f"{self._what}: {done / total:.0%}", highlight=False)
+            print_sentence(self._console, f"{self._what}: {done / total:.0%}")
             return
         self._next_s = now_s + _SHOW_EVERY_S
         self._bar.update(self._task, completed=done, total=total)

@@ -15,6 +15,7 @@ from ..engine.runner import SimulationResult
 from ..program import program_name
 from .comparison import comparison
 from .name_table import name_table
+from .sentences import print_sentence
 
 _MAX_ROWS = 30
 
@@ -26,7 +27,7 @@ def print_tables(
     console.print(_runs(results))
     if len(results) == 1:
         console.print(_clients(results[0].summary))
-    console.print(_headline(results), highlight=False)
+    print_sentence(console, _headline(results))
     folders = {Path(result.config.run_dir) for result in results}
     where = next(iter(folders)) if len(folders) == 1 else next(iter(folders)).parent
     console.print(f"results  {where}", highlight=False, markup=False, soft_wrap=True)
