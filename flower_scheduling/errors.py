@@ -196,6 +196,8 @@ class NoStepError(ServerAppError):
         The clients of the last round, and why each did not deliver.
     advice : str
         What would help, if it is known.
+    unit : str
+        What the rounds are called: steps in buffered mode.
 
     Attributes
     ----------
@@ -206,17 +208,21 @@ class NoStepError(ServerAppError):
     result: Any = None
 
     def __init__(
-        self, why: str, failures: Sequence[tuple[str, str | None]] = (), advice: str = ""
+        self,
+        why: str,
+        failures: Sequence[tuple[str, str | None]] = (),
+        advice: str = "",
+        unit: str = "round",
     ) -> None:
-        self.why, self.failures, self.advice = why, list(failures), advice
+        self.why, self.failures, self.advice, self.unit = why, list(failures), advice, unit
         listed = [f"{name} {reason}" for name, reason in failures if reason][:_SHOWN_FAILURES]
         details = f" ({'; '.join(listed)})" if listed else ""
         advice = f": {advice}" if advice else ""
-        text = f"no round has changed the model, the last: {why}{details}{advice}"
+        text = f"no {unit} has changed the model, the last: {why}{details}{advice}"
         super().__init__(one_line(text))
 
     def __reduce__(self) -> tuple[type[NoStepError], tuple[object, ...]]:
-        return type(self), (self.why, self.failures, self.advice)
+        return type(self), (self.why, self.failures, self.advice, self.unit)
 
 
 class NotSavedError(SchedulingError):

@@ -84,6 +84,17 @@ def replay_command(
         print_sentence(console, line)
 
 
+def _title(record: RunRecord) -> str:
+    recorded = f"recorded with {escape(record.policy)}: {record.time_s:.1f} s"
+    clients = f"{record.num_selected} of {len(record.names)} clients"
+    if not record.buffered:
+        return f"{record.num_rounds} rounds, {clients}, {recorded}"
+    return (
+        f"{record.num_steps} buffered steps, {clients} at work, {recorded}; "
+        f"replayed: {record.num_rounds} rounds"
+    )
+
+
 def _table(record: RunRecord, found: Sequence[Replayed]) -> Table:
     labels = [
         f"{record.policy}, again" if each.policy == RECORDED else each.policy for each in found
@@ -92,8 +103,7 @@ def _table(record: RunRecord, found: Sequence[Replayed]) -> Table:
         "policy",
         labels,
         ("time [s]", "95 %", "against the record", "of clients hardly known"),
-        title=f"{record.num_rounds} rounds, {record.num_selected} of {len(record.names)} clients, "
-        f"recorded with {escape(record.policy)}: {record.time_s:.1f} s",
+        title=_title(record),
     )
     for label, each in zip(labels, found, strict=True):
         time_s = each.time_s

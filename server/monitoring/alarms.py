@@ -32,12 +32,12 @@ CHECKPOINT_STALE: Final = "checkpoint-stale"
 FLOOR_UNKNOWN: Final = "floor-unknown"
 CAME_AND_LEFT: Final = "came-and-left"
 KINDS: Final = {
-    FLOOR_MISSED: "a client had less than its floor in the last rounds",
+    FLOOR_MISSED: "a client had less than its floor in the last rounds or steps",
     ALWAYS_FAILS: "a client has failed five times in a row or more",
     FREE_RIDER: "a client sends the model back as it came, or another client's update",
     DEADLINE_TIGHT: "many selected clients miss the deadline",
     DEADLINE_LOOSE: "the deadline is many times what any client takes",
-    NO_STEP: "the model has not changed for ten rounds or more",
+    NO_STEP: "the model has not changed for ten rounds or steps, or more",
     DIVERGED: "the loss is no finite number any more",
     NOT_LEARNING: "twenty evaluations or more without a better accuracy, and not at a plateau",
     CHECKPOINT_STALE: "the last checkpoint is older than it should be",
@@ -246,6 +246,10 @@ class Alarms:
 
     def _of_run(self, saved_round: int) -> Iterator[Alarm]:
         answers, timeouts, slowest_s = self._answers()
+        totals = self._totals
+        buffered = totals.last is not None and totals.last.buffered
+        unit = "step" if buffered else "round"
+        delays = "keeps its channel" if buffered else "delays its round"
         if self._tight:
             yield Alarm(
                 DEADLINE_TIGHT,
@@ -257,14 +261,13 @@ class Alarms:
             yield Alarm(
                 DEADLINE_LOOSE,
                 -1,
-                f"the slowest answer in the last {len(self._window)} rounds took "
+                f"the slowest answer in the last {len(self._window)} {unit}s took "
                 f"{slowest_s:.3g} s, but the deadline is {self._tau_max_s:g} s, and a client that "
-                f"fails delays its round by all of it: {_SHORTER_DEADLINE}",
+                f"fails {delays} by all of it: {_SHORTER_DEADLINE}",
             )
-        totals = self._totals
         if totals.without_step >= _NO_STEP_ROUNDS and totals.last is not None:
             why = totals.last.no_step or "unknown"
-            text = f"the model has not changed for {totals.without_step} rounds ({why})"
+            text = f"the model has not changed for {totals.without_step} {unit}s ({why})"
             yield Alarm(NO_STEP, -1, f"{text}: {_NO_STEP_ADVICE.get(why, _SEE_LOG)}")
         if self._diverged:
             yield Alarm(DIVERGED, -1, _DIVERGED_TEXT)
@@ -272,7 +275,9 @@ class Alarms:
             yield Alarm(NOT_LEARNING, -1, stuck)
         every = self._checkpoint_every
         if every and totals.rounds - saved_round > 2 * every:
-            text = f"the last checkpoint is of round {saved_round}, one is due every {every} rounds"
+            text = (
+                f"the last checkpoint is of {unit} {saved_round}, one is due every {every} {unit}s"
+            )
             yield Alarm(CHECKPOINT_STALE, -1, f"{text}: {_CHECKPOINT_ADVICE}")
 
     def _not_learning(self) -> str | None:

@@ -183,7 +183,8 @@ def _open_directory(plan: RunPlan, run: Run) -> Iterator[RunDirectory | None]:
         else RunDirectory(path, plan.settings, disk_required=required)
     ) as directory:
         if plan.resume:
-            LOGGER.info("goes on after round %d", run.done)
+            unit = "step" if run.strategy.buffered else "round"
+            LOGGER.info("goes on after %s %d", unit, run.done)
         # On a SuperLink the ServerApp runs where the SuperLink was started.
         LOGGER.info("results go to %s", path.resolve())
         yield directory

@@ -44,6 +44,7 @@ def sentence(results: Sequence[SimulationResult]) -> str:
             result.summary["rounds"],
             result.summary["time_s"],
             result.summary["target_time_s"],
+            "step" if result.config.mode == "buffered" else "round",
         )
         for result in results
     ]

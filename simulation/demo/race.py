@@ -102,7 +102,7 @@ def screen(lanes: Mapping[str, Lane], target: float, width: int) -> RenderableTy
     table = Table(box=None, padding=(0, 1), width=width, header_style="")
     table.add_column("")
     table.add_column("policy", no_wrap=True)
-    table.add_column("rounds", justify="right", no_wrap=True)
+    table.add_column("rounds, steps", justify="right", no_wrap=True)
     table.add_column("accuracy", justify="right", no_wrap=True)
     table.add_column(r"time \[s]", justify="right", no_wrap=True)
     over = all(lane.reached is not None for lane in lanes.values())

@@ -172,7 +172,7 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
         )
     if changed := changed_arms(record):
         lines.append(
-            f"Between the first and the second half of their rounds, the times of "
+            f"Between the first and the second half of their round trips, the times of "
             f"{_listed(record, changed)} changed by more than a quarter; the replay mixes them."
         )
     tries = sum(values.size for values in record.samples_s)
@@ -184,7 +184,7 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
     rare = [arm for arm, values in enumerate(record.samples_s) if values.size < FEW]
     if rare:
         lines.append(
-            f"Fewer than {FEW} rounds were recorded of {_listed(record, rare)}: the replay draws "
+            f"Fewer than {FEW} requests were recorded of {_listed(record, rare)}: the replay draws "
             "most of their round trips from those of other clients."
         )
     return lines

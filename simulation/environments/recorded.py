@@ -231,6 +231,8 @@ class RunRecord:
     buffered : bool
         Whether the record is of buffered steps. ``num_rounds`` is then the number of rounds with as
         many updates, ``time_s`` what the steps took, and ``floors`` are those of rounds.
+    num_steps : int
+        Number of these steps; 0 where there are none.
     by_speed : bool
         Whether clients were asked for work by their speed.
     """
@@ -249,6 +251,7 @@ class RunRecord:
     measured_s: float
     option: str = ""
     buffered: bool = False
+    num_steps: int = 0
     by_speed: bool = False
 
 
@@ -280,7 +283,7 @@ def record_of(run: RecordedRun) -> RunRecord:
     member = np.zeros_like(available)
     rng = np.random.default_rng(0)
     time_s = measured_s = last_s = 0.0
-    buffered, updates = False, 0
+    buffered, updates, num_steps = False, 0, 0
     for row, record in enumerate(run.rounds()):
         if record.num_arms > MAX_LISTED_ARMS:
             drawn = rng.random(record.num_arms)
@@ -304,6 +307,7 @@ def record_of(run: RecordedRun) -> RunRecord:
         raise ConfigError("run", str(run.path), "must be a run in which clients were selected")
     floors = run.floors
     if buffered:  # clients work on between two steps
+        num_steps = num_rounds
         time_s = measured_s = max(measured_s, last_s)
         num_rounds = max(1, round(updates / run.num_selected))
         rows = np.linspace(0, run.num_rounds - 1, num_rounds).round().astype(np.int64)
@@ -324,6 +328,7 @@ def record_of(run: RecordedRun) -> RunRecord:
         measured_s=measured_s,
         option=str(run.config.get("strategy-option", "")),
         buffered=buffered,
+        num_steps=num_steps,
         by_speed=run.config.get("local-work") == EQUAL_TIME,
     )
 

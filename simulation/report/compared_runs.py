@@ -167,6 +167,7 @@ def comparison_page(folder: Path, found: Comparison, *, command: str) -> str:
         other=", ".join(plain(key) for key in other),
         left_out=[plain(line, 200) for line in found.left_out],
         buffered=any(each.buffered for each in found.runs),
+        unit=_unit(found),
         rows=[_row(found, i, best) for i in range(len(found.runs))],
         figures=_figures(found),
         names=[plain(each.name) for each in found.runs],
@@ -174,6 +175,11 @@ def comparison_page(folder: Path, found: Comparison, *, command: str) -> str:
         versions=listed_versions(installed_versions()),
         command=plain(command, 1000),
     )
+
+
+def _unit(found: Comparison) -> str:
+    """Return what the runs have; where some have rounds and some have steps, rounds."""
+    return "step" if all(each.buffered for each in found.runs) else "round"
 
 
 def _kind(found: Comparison) -> str:
@@ -186,7 +192,7 @@ def _kind(found: Comparison) -> str:
 def _row(found: Comparison, index: int, best_s: float | None) -> dict[str, Any]:
     each = found.runs[index]
     reached_s = found.times[index].reached_s if found.times else None
-    unit = " steps" if each.buffered else ""
+    unit = " steps" if each.buffered and _unit(found) == "round" else ""
     in_rounds = found.saved_in_rounds(index)
     cells = [
         plain(each.run.strategy),
@@ -247,8 +253,9 @@ def _figures(found: Comparison) -> list[ReportFigure]:
             x, y = zip(*points, strict=True)
             curve = plots.curve_of(plain(each.name, 30), x, [y])
             plots.draw_curve(axes, curve, look, number=number)
-        axes.set(xlabel="round", ylabel="time so far [s]")
+        axes.set(xlabel=unit, ylabel="time so far [s]")
 
+    unit = _unit(found)
     names = ", ".join(plain(each.name, 30) for each in found.runs)
     figures = []
     if evaluated:
@@ -258,9 +265,9 @@ def _figures(found: Comparison) -> list[ReportFigure]:
         figures.append(
             ReportFigure(
                 "accuracy",
-                "Accuracy, against time and against rounds",
+                f"Accuracy, against time and against {unit}s",
                 f"Test accuracy of the model on the server.{aim} A policy saves time where its "
-                "curve against time is further left; against rounds is what its rounds teach.",
+                f"curve against time is further left; against {unit}s is what its {unit}s teach.",
                 [
                     draw_picture(
                         accuracy(1, "time since the start [s]"),
@@ -268,7 +275,7 @@ def _figures(found: Comparison) -> list[ReportFigure]:
                         legend=True,
                     ),
                     draw_picture(
-                        accuracy(0, "round"), f"Test accuracy by round of {names}.", legend=True
+                        accuracy(0, unit), f"Test accuracy by {unit} of {names}.", legend=True
                     ),
                 ],
             )
@@ -276,9 +283,9 @@ def _figures(found: Comparison) -> list[ReportFigure]:
     figures.append(
         ReportFigure(
             "time",
-            "Time, against rounds",
-            "The flatter, the shorter the rounds.",
-            [draw_picture(spent, f"Time so far by round of {names}.", legend=True)],
+            f"Time, against {unit}s",
+            f"The flatter, the shorter the {unit}s.",
+            [draw_picture(spent, f"Time so far by {unit} of {names}.", legend=True)],
         )
     )
     return figures

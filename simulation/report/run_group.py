@@ -91,7 +91,8 @@ class ComparedRun:
     def to_target(self, target: float) -> TimeToTarget:
         """Return the time that it took to an accuracy."""
         reached_s = first_reached_s(self.evaluations, target)
-        return TimeToTarget(self.name, self.run.num_rounds, float(self.time_s[-1]), reached_s)
+        unit, last_s = "step" if self.buffered else "round", float(self.time_s[-1])
+        return TimeToTarget(self.name, self.run.num_rounds, last_s, reached_s, unit)
 
     def saved_in_as_many_rounds(self, base: ComparedRun) -> tuple[float, int] | None:
         """Return the share of time saved in as many rounds as both have, and their number.

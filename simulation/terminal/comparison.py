@@ -37,6 +37,7 @@ def _to_target(results: Sequence[SimulationResult], target: float) -> str:
             result.summary["rounds"],
             result.summary["time_s"],
             result.summary["target_time_s"],
+            "step" if result.config.mode == "buffered" else "round",
         )
         for result in results
     ]

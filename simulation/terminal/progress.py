@@ -41,6 +41,8 @@ class RunStatus:
         Client that the last round waited for; empty if there was none.
     total : int or None
         Rounds at most, where they are known only when the run has begun.
+    unit : str
+        What rounds are called: steps in buffered mode.
     """
 
     round: int
@@ -48,6 +50,7 @@ class RunStatus:
     accuracy: float | None
     slowest: str
     total: int | None = None
+    unit: str = "round"
 
 
 class Display(Protocol):
@@ -89,7 +92,11 @@ class RoundReporter:
         if record.results:
             times = [record.round_s if rtt is None else rtt for rtt in record.rtt_s]
             slowest = record.names[times.index(max(times))]
-        self._report(RunStatus(record.round, record.time_s, self._accuracy, slowest, self.total))
+        unit = "step" if record.buffered else "round"
+        status = RunStatus(
+            record.round, record.time_s, self._accuracy, slowest, self.total, unit=unit
+        )
+        self._report(status)
 
 
 class RunProgress(LiveScreen):
@@ -157,6 +164,6 @@ class RunProgress(LiveScreen):
         if now_s >= self._next_line_s.setdefault(name, now_s + _LINE_EVERY_S):
             self._next_line_s[name] = now_s + _LINE_EVERY_S
             of = f" of {total}" if total else ""
-            line = f"{name}: round {status.round}{of}, {status.time_s:.0f} s"
+            line = f"{name}: {status.unit} {status.round}{of}, {status.time_s:.0f} s"
             line += f", accuracy {accuracy}" if accuracy else ""
             print_sentence(self._console, line)

@@ -28,12 +28,15 @@ class TimeToTarget:
         Its time in all [s].
     reached_s : float or None
         When it had reached the target [s]; ``None``: it has not.
+    unit : str
+        What its rounds are called: steps in buffered mode.
     """
 
     name: str
     rounds: int
     time_s: float
     reached_s: float | None
+    unit: str = "round"
 
     def saved_share(self, base: TimeToTarget) -> float | None:
         """Return the share of another run's time to the target that this one saved.
@@ -83,8 +86,8 @@ def saving_sentence(runs: Sequence[TimeToTarget], target: float) -> str:
     goal = f"{percent(target)} test accuracy"
     if best.reached_s is None:
         return (
-            f"{best.name} did not reach {goal} in {best.rounds:,} rounds: this run does not show "
-            "what it saves."
+            f"{best.name} did not reach {goal} in {best.rounds:,} {best.unit}s: this run does not "
+            "show what it saves."
         )
     spent_s = base.time_s if base.reached_s is None else base.reached_s
     text = (
@@ -116,8 +119,9 @@ def ranking_sentence(runs: Sequence[TimeToTarget], target: float) -> str:
         text += f"; {times_as_long(others, first_s)}"
     if missed:
         names = ", ".join(run.name for run in missed)
-        most = max(run.rounds for run in missed)
-        text += f"; not reached by {len(missed)} of {len(runs)} in {most} rounds: {names}"
+        most = max(missed, key=lambda run: run.rounds)
+        limit = f"{most.rounds} {most.unit}s"
+        text += f"; not reached by {len(missed)} of {len(runs)} in {limit}: {names}"
     return f"{text}."
 
 

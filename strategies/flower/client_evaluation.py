@@ -81,7 +81,8 @@ class ClientEvaluation:
             grid = SelectedNodesGrid(parts.grid, nodes)
             messages = parts.wrapped.configure_evaluate(server_round, arrays, config, grid)
         except TooFewClientsError as error:
-            LOGGER.warning("round %d: no evaluation by %s: %s", server_round, name, error)
+            text = "%s %d: no evaluation by %s: %s"
+            LOGGER.warning(text, parts.unit, server_round, name, error)
             return []
         if not {message.metadata.dst_node_id for message in messages} <= set(nodes):
             raise SchedulingError(
@@ -115,7 +116,8 @@ class ClientEvaluation:
         try:
             return parts.wrapped.aggregate_evaluate(server_round, replies)
         except Exception as error:  # a fault in an evaluation must not end the run
-            LOGGER.warning("round %d: evaluation on clients failed: %s", server_round, error)
+            text = "%s %d: evaluation on clients failed: %s"
+            LOGGER.warning(text, parts.unit, server_round, error)
             return None
 
 

@@ -30,6 +30,8 @@ class Membership:
         Longest wait for a joining client to tell its name and size [s].
     asks : bool
         Whether clients are asked for these.
+    unit : str
+        What rounds are called in the log: steps in buffered mode.
 
     Attributes
     ----------
@@ -39,7 +41,10 @@ class Membership:
         Whether a size that counts has changed since this was last set to false.
     """
 
-    def __init__(self, wait_s: float, query_timeout_s: float, *, asks: bool = True) -> None:
+    def __init__(
+        self, wait_s: float, query_timeout_s: float, *, asks: bool = True, unit: str = "round"
+    ) -> None:
+        self._unit = unit
         self.table = ArmTable()
         self.sizes_changed = True
         self._wait_s = wait_s
@@ -70,7 +75,7 @@ class Membership:
         Rounds without any client would be lost, so the bound is ten times that of other waits.
         """
         if not len(self.table):
-            self.wait_for(grid, 1, "the first round", _FIRST_WAIT * self._wait_s)
+            self.wait_for(grid, 1, f"the first {self._unit}", _FIRST_WAIT * self._wait_s)
 
     def wait_for(
         self, grid: TimedExchange, num_clients: int, what: str, wait_s: float | None = None
@@ -143,8 +148,8 @@ class Membership:
             pause = min(_LONGEST_PAUSE, 2 * max(_FIRST_PAUSE, arm.pause))
         else:
             self.sizes_changed = True
-            text = "%s has no examples: it is left out for %d rounds, and owed none while it is so"
-            LOGGER.warning(text, arm.name, pause)
+            text = "%s has no examples: it is left out for %d %ss, and owed none while it is so"
+            LOGGER.warning(text, arm.name, pause, self._unit)
         arm.num_examples, arm.pause, arm.next_try = 0, pause, server_round + pause
         self.table.note(arm)
 

@@ -72,6 +72,8 @@ class RoundParts:
         Whether replies may have any records, keys and shapes.
     explain : bool
         Whether records explain the selection.
+    unit : str
+        What rounds are called in the log: steps in buffered mode.
     told_of_subset : bool
         Whether it was said that the strategy trains a part of the super arm.
     """
@@ -88,6 +90,7 @@ class RoundParts:
     work: LocalWork
     free_form: bool
     explain: bool
+    unit: str = "round"
     told_of_subset: bool = False
 
     def sync(self) -> None:
@@ -164,11 +167,12 @@ class ModelStep:
         if now != before:
             self.specs = ArraySpec.of(model)
             if not wrapped.shapes_grow:
-                _log_change(self.number, before, now)
+                _log_change(f"{self._parts.unit} {self.number}", before, now)
         return model, metrics
 
     def _failed(self, error: Exception) -> tuple[None, None]:
-        LOGGER.warning("round %d: no step, aggregation failed: %s", self.number, error)
+        text = "%s %d: the model is as before, aggregation failed: %s"
+        LOGGER.warning(text, self._parts.unit, self.number, error)
         self.no_step = AGGREGATION
         return None, None
 
@@ -562,14 +566,14 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
 
 
 def _log_change(
-    server_round: int, before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]
+    when: str, before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Warn that the model has other arrays than before: few mean that."""
     keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     changes = [f"{key!r} {_change(before.get(key), now.get(key))}" for key in keys[:_MOST_SHOWN]]
     if len(keys) > _MOST_SHOWN:
         changes.append(f"and {len(keys) - _MOST_SHOWN} more")
-    LOGGER.warning("round %d: the model has changed: %s", server_round, ", ".join(changes))
+    LOGGER.warning("%s: the model has changed: %s", when, ", ".join(changes))
 
 
 def _change(before: tuple[int, ...] | None, now: tuple[int, ...] | None) -> str:

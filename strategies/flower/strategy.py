@@ -346,7 +346,8 @@ class ScheduledStrategy(Strategy):
         own_rule = self._wrapped.own_train_rule
         self._free_form = own_rule if fixed_shapes is None else not fixed_shapes
         old = isinstance(strategy, PortedStrategy)  # whose clients can answer no queries
-        self._membership = Membership(wait_s, query_timeout_s, asks=not old)
+        self._unit = "round" if self._buffer is None else "step"
+        self._membership = Membership(wait_s, query_timeout_s, asks=not old, unit=self._unit)
         checker_of: Callable[..., ReplyChecker] = ReplyChecker
         if isinstance(strategy, PortedStrategy):
             checker_of = partial(OldReplyChecker, as_they_are=strategy.as_they_are)
@@ -395,6 +396,11 @@ class ScheduledStrategy(Strategy):
     def arms(self) -> ArmTable:
         """The clients so far."""
         return self._membership.table
+
+    @property
+    def buffered(self) -> bool:
+        """Whether it runs in buffered mode, in steps instead of rounds."""
+        return self._buffer is not None
 
     @property
     def floors(self) -> list[float] | None:
@@ -676,6 +682,7 @@ class ScheduledStrategy(Strategy):
             work=self._work,
             free_form=self._free_form,
             explain=bool(started.explain),
+            unit=self._unit,
         )
         # The run goes on without the model that it began with.
         arrays, started.arrays = started.arrays, ArrayRecord()
@@ -901,9 +908,11 @@ class ScheduledStrategy(Strategy):
         tens, odd = divmod(run.rounds_without_step, _WARN_WITHOUT_STEP)
         if not odd and tens.bit_count() == 1:
             LOGGER.warning(
-                "round %d: the model has not changed for %d rounds, now for the reason: %s",
+                "%s %d: the model has not changed for %d %ss, now for the reason: %s",
+                self._unit,
                 server_round,
                 run.rounds_without_step,
+                self._unit,
                 no_step,
             )
 
@@ -927,8 +936,9 @@ class ScheduledStrategy(Strategy):
         kinds = {failure_kind(reason or "") for reason in record.reason}
         run.rounds_all_late = run.rounds_all_late + 1 if kinds == {TIMEOUT} else 0
         if run.rounds_all_late == _WARN_ALL_LATE:
-            text = "round %d: for %d rounds %s"
-            LOGGER.warning(text, record.round, _WARN_ALL_LATE, _all_late_text(run))
+            text = "%s %d: for %d %ss %s"
+            late = _all_late_text(run)
+            LOGGER.warning(text, self._unit, record.round, _WARN_ALL_LATE, self._unit, late)
 
     def _evaluate(
         self,
@@ -954,7 +964,7 @@ def _require_step(run: _Run, result: Result) -> None:
         return
     failures = list(zip(last.names, last.reason, strict=True))
     advice = _all_late_text(run) if run.rounds_all_late else ""
-    error = NoStepError(last.no_step or "", failures, advice)
+    error = NoStepError(last.no_step or "", failures, advice, run.parts.unit)
     error.result = result
     raise error
 

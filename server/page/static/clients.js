@@ -19,7 +19,7 @@ const Clients = (() => {
     { title: "compute", key: (c, i) => c.compute_s[i], text: (c, i) => Format.seconds(c.compute_s[i]), hint: "local training, as the client reports it" },
     { title: "emulated link", key: (c, i) => c.link_s[i], text: (c, i) => Format.seconds(c.link_s[i]), hint: "as the client reports it" },
     { title: "selected", key: (c, i) => c.selected[i], text: (c, i) => String(c.selected[i]), hint: "rounds in which it was selected; in buffered mode its pieces of work" },
-    { title: "share", key: (c, i) => c.share[i], text: (c, i) => Format.share(c.share[i]), mark: (c, i) => (missed(c, i) ? "missed" : ""), hint: "of the rounds since it joined and while it was there" },
+    { title: "share", key: (c, i) => c.share[i], text: (c, i) => Format.share(c.share[i]), mark: (c, i) => (missed(c, i) ? "missed" : ""), hint: "of the rounds since it joined and while it was there; in buffered mode of the updates" },
     { title: "floor", key: (c, i) => c.floor[i], text: (c, i) => Format.share(c.floor[i]), hint: "share that it is guaranteed" },
     { title: "owed", key: (c, i) => Format.value(c.owed[i]), text: (c, i) => Format.number(c.owed[i], 2), hint: "virtual queue, in rounds" },
     { title: "failures", key: failures, text: (c, i) => Object.entries(c.failures[i]).map(([kind, n]) => `${kind} ${n}`).join(", ") || "0", mark: (c, i) => (failures(c, i) ? "failed" : ""), left: true },

@@ -77,11 +77,12 @@ const Curves = (() => {
     if (!s) return;
     refine(s);
     const wanted = span(s), view = { ...s, ...(shown(s) === s ? {} : finer) };
-    const x = choice.x === "time" ? (s.run.simulated ? "virtual time [s]" : "time [s]") : s.run.buffered ? "step" : "round";
+    const unit = s.run.buffered ? "step" : "round", x = choice.x === "time" ? (s.run.simulated ? "virtual time [s]" : "time [s]") : unit;
+    setText(byId("x-rounds"), `${unit}s`);
     const bounds = wanted ? ends(s, wanted) : { max: "dataMax" };
     const xAxis = { type: "value", name: x, ...bounds };
     byId("whole").hidden = !wanted;
-    setText(byId("range-text"), wanted ? `rounds ${wanted[0]} to ${wanted[1]}` : "");
+    setText(byId("range-text"), wanted ? `${unit}s ${wanted[0]} to ${wanted[1]}` : "");
     accuracy(view, xAxis);
     rounds(view, xAxis);
     regret(view, xAxis);
@@ -115,8 +116,8 @@ const Curves = (() => {
   }
 
   function accuracy(s, xAxis) {
-    const a = s.accuracy, target = s.run.target_accuracy;
-    const label = a.round.length ? `Accuracy ${a.accuracy.at(-1).toFixed(4)} in round ${a.round.at(-1)}, best ${Math.max(...a.accuracy).toFixed(4)}.` : "Nothing was evaluated yet.";
+    const a = s.accuracy, target = s.run.target_accuracy, what = s.run.buffered ? "step" : "round";
+    const label = a.round.length ? `Accuracy ${a.accuracy.at(-1).toFixed(4)} in ${what} ${a.round.at(-1)}, best ${Math.max(...a.accuracy).toFixed(4)}.` : "Nothing was evaluated yet.";
     setText(byId("accuracy-empty"), a.round.length ? "" : "Nothing was evaluated yet.");
     Charts.put(byId("c-accuracy"), () => {
       const goal = target ? { markLine: { lineStyle: { color: Palette.of("target"), width: 1.5 }, label: { formatter: "target", position: "insideEndTop" }, data: [{ yAxis: target }] } } : {};
@@ -141,8 +142,8 @@ const Curves = (() => {
     r.slowest.forEach((arm) => counts.set(arm, (counts.get(arm) || 0) + 1));
     const often = [...counts].sort((a, b) => b[1] - a[1])[0];
     const cut = beyond.length ? `, ${beyond.length} above the scale (▲), up to ${Format.seconds(Math.max(...beyond))}` : "";
-    setText(byId("rounds-note"), !r.round.length ? "No round has ended yet." : `${several ? `The longest of every ${r.width} ${what}s, and their mean` : `Each ${what}, and its moving mean`}${cut}.`);
-    const label = r.round.length ? `Last ${what} ${Format.seconds(Page.state.top.round_s)}, deadline ${Format.seconds(s.run.tau_max_s)}; most often the slowest: ${names[often[0]] ?? "none"}.` : "No rounds yet.";
+    setText(byId("rounds-note"), !r.round.length ? `No ${what} has ended yet.` : `${several ? `The longest of every ${r.width} ${what}s, and their mean` : `Each ${what}, and its moving mean`}${cut}.`);
+    const label = r.round.length ? `Last ${what} ${Format.seconds(Page.state.top.round_s)}, deadline ${Format.seconds(s.run.tau_max_s)}; most often the slowest: ${names[often[0]] ?? "none"}.` : `No ${what}s yet.`;
     const longestX = choice.x === "time" ? r.longest_time_s : r.longest_round;
     Charts.put(byId("c-rounds"), () => {
       const points = r.longest_s.map((value, i) => ({ value: [longestX[i], top != null && value > top ? top : value], name: names[r.slowest[i]] ?? "", real: value, round: r.longest_round[i], ...(top != null && value > top ? { symbol: "triangle", symbolSize: 9 } : {}) }));

@@ -19,7 +19,7 @@ const Overview = (() => {
       const [title, why] = {
         random: ["Random selection", "This run selects at random: it is what others are compared with."],
         pauses: ["not estimated", "The server was busy with other things than steps, such as evaluation, for more than a tenth of the time, while clients went on with their work."],
-        early: ["–", "An estimate follows after 20 rounds with updates."],
+        early: ["–", `An estimate follows after 20 ${run.buffered ? "steps" : "rounds"} with updates.`],
       }[reason] ?? ["–", ""];
       setText(byId("saving-value"), title);
       setText(byId("saving-text"), top.round || reason === "random" ? why : "");
@@ -70,7 +70,7 @@ const Overview = (() => {
     setText(byId("t-best"), top.best_accuracy == null ? "" : `best ${top.best_accuracy.toFixed(4)} in ${unit.toLowerCase()} ${top.best_round}${target}`);
     const metrics = Object.entries(top.client_metrics ?? {}), listed = metrics.slice(0, 4).map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`);
     if (metrics.length > listed.length) listed.push(`${metrics.length - listed.length} more`);
-    setText(byId("t-on-clients"), listed.length ? `on clients: ${listed.join(", ")} in round ${top.client_metrics_round}` : "");
+    setText(byId("t-on-clients"), listed.length ? `on clients: ${listed.join(", ")} in ${unit.toLowerCase()} ${top.client_metrics_round}` : "");
     const there = top.connected != null, idle = run.buffered && !there;
     setText(byId("t-clients-label"), there ? "Clients connected" : idle ? "Clients there" : "Clients available");
     const count = there ? top.connected : top.available == null ? null : top.available + (idle ? top.busy ?? 0 : 0);

@@ -15,9 +15,9 @@
     { title: "policy", key: (r) => r.policy, left: true },
     { title: "state", key: (r) => r.state, text: (r) => (r.error ? `${r.state}: ${r.error}` : r.state), left: true },
     { title: "clients", key: (r) => r.num_clients, text: (r) => `${r.num_selected ?? "–"} of ${r.num_clients}`, hint: "clients a round, or channels, of all" },
-    { title: "rounds", key: (r) => r.round, text: (r) => `${r.round}${r.buffered ? " steps" : ""}` },
+    { title: "rounds or steps", key: (r) => r.round, text: (r) => `${r.round}${r.buffered ? " steps" : ""}` },
     { title: "time", key: (r) => r.time_s, text: (r) => Format.duration(r.time_s) },
-    { title: "per round", key: perRound, text: (r) => Format.seconds(perRound(r)), less: true },
+    { title: "per round or step", key: perRound, text: (r) => Format.seconds(perRound(r)), less: true },
     { title: "as many rounds, against random", key: saved, text: (r) => (saved(r) == null ? "–" : clear(r) ? `${saved(r) > 0 ? "−" : "+"}${Math.round(100 * Math.abs(saved(r)))} %` : "unclear"), hint: "its time against what random selection would have taken for as many rounds, or buffered updates, estimated" },
     { title: "best accuracy", key: (r) => r.best_accuracy, text: (r) => r.best_accuracy?.toFixed(4) ?? "–", more: true },
     { title: "time to target", key: (r) => toTarget(r) ?? null, text: (r) => (toTarget(r) == null ? "not reached" : Format.duration(toTarget(r))), less: true },
@@ -102,11 +102,12 @@
     const x = document.querySelector("input[name=x]:checked").value, wanted = target();
     const runs = state.runs.filter((run) => shown.has(run.id) && run.curve.round.length);
     const reached = runs.filter((run) => toTarget(run) != null).sort((a, b) => toTarget(a) - toTarget(b));
+    const unit = runs.length && runs.every((run) => run.buffered) ? "step" : "round";
     const verdict = wanted == null ? "" : `Accuracy ${wanted} was reached by ${reached.length} of ${runs.length}${reached.length ? `, first by ${reached[0].name} after ${Format.duration(toTarget(reached[0]))}` : ""}.`;
     setText(byId("compare-note"), runs.length ? verdict : "Choose runs in the table.");
     Charts.put(byId("c-compare"), () => ({
       legend: { icon: undefined, itemWidth: 26 },
-      xAxis: { type: "value", name: x === "round" ? "round" : "time [s]", max: "dataMax" },
+      xAxis: { type: "value", name: x === "round" ? unit : "time [s]", max: "dataMax" },
       yAxis: { type: "value", name: "accuracy", nameGap: 40, scale: true },
       series: runs.map((run, i) => {
         const style = Palette.series(shown.get(run.id));
@@ -116,7 +117,7 @@
           ...(i || wanted == null ? {} : { markLine: { lineStyle: { color: Palette.of("target"), width: 1.5 }, label: { formatter: "target", position: "insideEndTop" }, data: [{ yAxis: wanted }] } }),
         };
       }),
-      tooltip: { trigger: "item", formatter: (p) => `${p.seriesName}\n${x === "round" ? `round ${p.value[0]}` : Format.duration(p.value[0])}: ${p.value[1].toFixed(4)}` },
+      tooltip: { trigger: "item", formatter: (p) => `${p.seriesName}\n${x === "round" ? `${unit} ${p.value[0]}` : Format.duration(p.value[0])}: ${p.value[1].toFixed(4)}` },
     }), `Accuracy of ${runs.length} runs. ${verdict}`, {
       csv: () => [["run", "round", "time_s", "accuracy"], ...runs.flatMap((run) => run.curve.round.map((_, j) => [run.name, run.curve.round[j], run.curve.time_s[j], run.curve.accuracy[j]]))],
     });

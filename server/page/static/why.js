@@ -180,7 +180,8 @@ const Why = (() => {
     body.replaceChildren();
     figure.hidden = !scores;
     byId("why-picks").hidden = true;
-    if (shown.missing) setText(byId("why-summary"), Page.saved ? `Round ${shown.round} is not in this file: it has the last ones.` : `Round ${shown.round} cannot be read.`);
+    const called = Page.state.run.buffered ? "Step" : "Round";
+    if (shown.missing) setText(byId("why-summary"), Page.saved ? `${called} ${shown.round} is not in this file: it has the last ones.` : `${called} ${shown.round} cannot be read.`);
     else setText(byId("why-summary"), summary());
     if (!shown.missing) picks();
     if (!scores) {
@@ -396,7 +397,7 @@ const Why = (() => {
         series,
         tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, formatter: tell },
       };
-    }, `Scores of round ${shown.round} by rank, in the parts ${parts.join(", ")}; the table below has the numbers.${never ? ` ${never} clients were never tried.` : ""}`,
+    }, `Scores of ${shown.buffered ? "step" : "round"} ${shown.round} by rank, in the parts ${parts.join(", ")}; the table below has the numbers.${never ? ` ${never} clients were never tried.` : ""}`,
     { click: (p) => { if (p.dataIndex != null) ask(arms[p.dataIndex]); }, csv: () => [["client", "score", ...parts], ...arms.map((arm) => [shown.names[arm], scores.score[arm], ...parts.map((part) => scores.parts[part][arm])])] });
   }
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -368,6 +369,23 @@ def test_an_app_goes_on_whose_results_cannot_be_saved_and_the_program_says_so(
     assert len(rounds_of(tmp_path)) == 4
     travelled = pickle.loads(pickle.dumps(caught.value))
     assert (str(travelled), travelled.summaries) == (str(caught.value), caught.value.summaries)
+
+
+def test_buffered_runs_have_steps_in_logs_and_errors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(record: RoundRecord, arrays: ArrayRecord) -> None:
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path, on=grid(fail=True), mode="buffered", hooks=[stop])
+    caplog.set_level(logging.INFO, logger=LOGGER.name)
+    with pytest.raises(NoStepError, match="no step has changed the model, the last: "):
+        start(tmp_path, 20, on=grid(fail=True), mode="buffered", resume=True)
+    assert "goes on after step 3" in caplog.text
+    assert re.search(r"step \d+: the model has not changed for \d+ steps", caplog.text)
+    assert "round 20" not in caplog.text
 
 
 @pytest.mark.parametrize(

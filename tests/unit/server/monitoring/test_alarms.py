@@ -171,6 +171,9 @@ def test_learning_that_stops_or_diverges_is_told() -> None:
     (alarm,) = alarms.active(NAMES, None, 0)
     assert alarm.kind == "no-step"
     assert alarm.text.startswith("the model has not changed for 10 rounds (quorum): too few")
+    alarms.observe(round_record(11, [0], stepped=False, no_step="quorum", buffered=True))
+    (alarm,) = alarms.active(NAMES, None, 0)
+    assert alarm.text.startswith("the model has not changed for 11 steps (quorum)")
     alarms.observe(round_record(11, [0], accuracy=0.5, loss=1.0))
     for number in range(12, 31):
         alarms.observe(round_record(number, [0], accuracy=0.5, loss=1.0))

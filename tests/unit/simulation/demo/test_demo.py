@@ -68,7 +68,7 @@ def result(strategy: str, reached_s: float | None, time_s: float = 400.0) -> Sim
             300.0,
             150.0,
             None,
-            "cs-ucb-q-loss buffered did not reach 84 % test accuracy in 2,000 rounds: this run "
+            "cs-ucb-q-loss buffered did not reach 84 % test accuracy in 2,000 steps: this run "
             "does not show what it saves.",
         ),
     ],

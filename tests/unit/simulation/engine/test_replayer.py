@@ -48,13 +48,16 @@ def test_the_policy_of_the_record_comes_out_at_what_was_recorded(run_dir: Path) 
 
 
 @pytest.mark.usefixtures("mnist")
-def test_buffered_steps_are_replayed_as_rounds_with_as_many_updates(tmp_path: Path) -> None:
+def test_buffered_steps_are_replayed_as_rounds_with_as_many_updates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "buffered"
     arguments = "--scenario ideal --mode buffered --strategy cs-ucb-q-adaptive --rounds 300"
     settings = ["--fairness", "equal:0.1", "--eval-every", "300", "--target-accuracy", "0"]
     assert main([*arguments.split(), *settings, "--run-dir", str(path)]) == 0
     record = read_record(path)
     assert record.buffered
+    assert record.num_steps == 300
     assert record.num_rounds == 300 * 3 // 5, "half of N, rounded up, in each step"
     assert record.floors == pytest.approx([0.1] * 20), "of rounds, as they were asked for"
     summary = json.loads((path / "summary.json").read_text())
@@ -65,6 +68,13 @@ def test_buffered_steps_are_replayed_as_rounds_with_as_many_updates(tmp_path: Pa
     assert [each.policy for each in found] == ["cs-ucb-q-adaptive"], "its own rule is no round's"
     assert found[0].time_s.mean > record.time_s, "waiting costs"
     assert caveats(record, found)[0].startswith("The run was in buffered mode")
+    capsys.readouterr()
+    assert main(["replay", str(path), "--seeds", "2"]) == 0
+    title = " ".join(capsys.readouterr().out.partition("┏")[0].split())
+    assert title.startswith(
+        "300 buffered steps, 5 of 20 clients at work, recorded with cs-ucb-q-ad"
+    )
+    assert title.endswith("; replayed: 180 rounds")
 
 
 def test_what_the_record_does_not_say_is_told(
@@ -134,7 +144,7 @@ def test_a_short_record_is_played_at_about_what_it_took(once: bool) -> None:
     assert found[0].time_s.mean == pytest.approx(took_s, rel=0.5)
     told = caveats(record, found)
     assert any("None of 24 requests failed" in line for line in told)
-    assert any("Fewer than 10 rounds were recorded of" in line for line in told)
+    assert any("Fewer than 10 requests were recorded of" in line for line in told)
 
 
 def test_parameters_of_policies_are_set_and_the_runs_own_is_there_once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -58,8 +59,11 @@ def test_runs_without_a_terminal_are_a_line_a_minute(clock: list[float]) -> None
         for _ in range(5):
             clock[0] += 30.0
             bars.show("random", STATUS)
-    line = "random: round 1240 of 5000, 12346 s, accuracy 80.1%\n"
-    assert out.file.getvalue() == 2 * line  # type: ignore[attr-defined]
+        line = "random: round 1240 of 5000, 12346 s, accuracy 80.1%\n"
+        assert out.file.getvalue() == 2 * line  # type: ignore[attr-defined]
+        clock[0] += 60.0
+        bars.show("random", replace(STATUS, unit="step"))
+    assert ": step 1240 of 5000," in out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_bar_of_jobs_fits_and_tells_the_time_that_is_left(clock: list[float]) -> None:

@@ -311,6 +311,7 @@ def test_a_buffered_app_is_resumed_as_one(
     known = [line["num_arms"] for line in rounds_of(tmp_path / "whole")]
     assert (known[0], known[-1]) == (4, 5)
     assert settings_of(tmp_path / "parts")["mode"] == "buffered"
+    assert "goes on after step 4\n" in (tmp_path / "parts/log.txt").read_text()
 
 
 def test_two_objects_instead_of_a_folder(tmp_path: Path) -> None:
