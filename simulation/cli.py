@@ -291,8 +291,11 @@ def _run(
                     hooks = [progress.hook(simulation.config.label), stop]
                     results.append(simulation.run(hooks, resume=resume))
 
+    from .engine.apps.written_files import overwritten
     from .terminal.tables import print_tables
 
+    if told := overwritten([result.written for result in results]):
+        click.echo(f"warning: {told}", err=True)
     figures: list[Path] = []
     faults: list[Exception] = [each.error for each in results if each.error is not None]
     if any(len(result.records) > 1 for result in results):  # a curve needs two rounds

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,12 +45,15 @@ class SimulationResult:
         The rounds.
     error : NoStepError, NotSavedError or None
         What it ended with, if no round changed the model, or its results could not be written.
+    written : mapping of str to int
+        Files outside its run directory that an app has written, see :func:`.files_since`.
     """
 
     config: SimulationConfig
     summary: dict[str, Any]
     records: list[RoundRecord]
     error: SchedulingError | None = None
+    written: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def scheduled(self) -> bool:

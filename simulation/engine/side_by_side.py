@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -12,6 +13,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from flwr.app import ArrayRecord
@@ -24,6 +26,8 @@ from flower_scheduling.strategies.flower import LOGGER, RoundRecord
 from ..jobs import end_with_parent
 from ..settings import SimulationConfig
 from ..terminal.progress import Display, RoundReporter, RunStatus
+from .apps.settings import AppConfig
+from .apps.written_files import files_since
 from .runner import SimulationResult
 from .simulations import create_simulation
 
@@ -154,13 +158,18 @@ def _simulate(config: SimulationConfig) -> SimulationResult | None:
     if _stop.is_set():
         return None
     report = RoundReporter(lambda status: _reports.put((config.label, status)))
+    home, begin_ns = Path.cwd(), time.time_ns()
     try:
         result = create_simulation(config).run([report, _stop_if_asked])
     except KeyboardInterrupt:
         return None
+    written: dict[str, int] = {}
+    if isinstance(config, AppConfig):
+        folders = [home, Path(config.app).resolve()] if config.app else [home]
+        written = files_since(begin_ns, folders)
     # What only the run directory's files need does not travel.
     slim = [replace(record, explanation=None, queue=None, picks=[]) for record in result.records]
-    return replace(result, records=slim)
+    return replace(result, records=slim, written=written)
 
 
 def _stop_if_asked(record: RoundRecord, arrays: ArrayRecord) -> None:

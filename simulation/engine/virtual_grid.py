@@ -62,7 +62,6 @@ from flower_scheduling.strategies.flower.replies import client_steps
 from ..environments.paper import RoundDraw
 from .compressed_wire import CompressedWire
 
-_RUN_ID = 1
 _FIRST_NODE_ID = 1000  # clear of the SuperLink's own id
 
 
@@ -119,6 +118,8 @@ class VirtualGrid(OwnGrid):
     measured : MeasuredCompute, optional
         Measures how long a client computes, in place of the environment's draw. What comes after
         the deadline has then been computed, and is dropped.
+    run_id : int
+        Id of the run, as both apps see it.
     """
 
     def __init__(
@@ -131,16 +132,17 @@ class VirtualGrid(OwnGrid):
         late: Literal["abandon", "busy"] = "abandon",
         compression: Compression | None = None,
         measured: MeasuredCompute | None = None,
+        run_id: int = 1,
     ) -> None:
         self._client_app = client_app
         self._environment = environment
         self._late = late
         self._measured = measured
         self._wire = CompressedWire(compression) if compression else None
-        super().__init__(_RUN_ID)
+        super().__init__(run_id)
         self._contexts = {
             _FIRST_NODE_ID + arm: Context(
-                run_id=_RUN_ID,
+                run_id=run_id,
                 node_id=_FIRST_NODE_ID + arm,
                 node_config=dict(node_config),
                 state=RecordDict(),

@@ -129,6 +129,7 @@ class AppSimulation:
             late=config.late,
             compression=config.compression,
             measured=measured,
+            run_id=config.run_id,
             on_unscheduled=lambda messages: self._begin_unscheduled(grid, messages),
         )
         context = Context(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -107,6 +109,13 @@ class AppConfig(SimulationConfig, AppSettings):
     def label(self) -> str:
         """What the run is called: its policy if it is given, else the app."""
         return self.strategy if "strategy" in self.overridden_keys else self.app_name
+
+    @property
+    def run_id(self) -> int:
+        """Id of the run: the same for the same policy and seed, another one for others."""
+        said = json.dumps([self.label, self.strategy_option, self.mode, self.seed])
+        digest = hashlib.sha256(said.encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1 or 1
 
     @property
     def app_name(self) -> str:

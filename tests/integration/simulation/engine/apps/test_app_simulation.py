@@ -170,6 +170,28 @@ def test_policies_are_compared_on_the_same_draws_each_in_a_process_of_its_own(
     assert (tmp_path / "cmp/figures/accuracy.png").exists()
 
 
+def test_files_that_several_runs_write_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writing = (
+        "\n    from pathlib import Path\n    Path('results.json').write_text('{}')\n"
+        "    Path(__file__).with_name('beside.txt').write_text('x')\n"
+        "    Path(f'mine-{context.run_id}.json').write_text('{}')\n"
+        "    cached = Path('cached.bin')\n    cached.exists() or cached.write_text('x')\n"
+    )
+    app = write_app(tmp_path, NUMPY_SERVER + writing)
+    two = ["--strategy", "random", "--strategy", "cs-ucb"]
+    assert simulate("compare", "--app", app, *FEW, *two, "--processes", "1") == 0
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "several runs" in each]
+    beside = f"{app.name}/{app.name}/beside.txt"
+    assert line.startswith(
+        f"warning: written by several runs, of which the last one counts: {beside}, results.json; "
+    )
+    assert len(list(tmp_path.glob("mine-*.json"))) == 2, "each run has an id of its own"
+    assert simulate("compare", "--app", write_app(tmp_path), *FEW, *two) == 0
+    assert "several runs" not in capsys.readouterr().err
+
+
 def test_an_app_of_torch_with_worker_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
