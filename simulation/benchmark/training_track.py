@@ -97,7 +97,7 @@ CONTESTANTS: Final = (
     ),
     *(
         Contestant(policy, "buffered", _BY_SPEED, f"{policy} buffered {BY_SPEED}")
-        for policy in ("cs-ucb-q-loss", "proportional-fair", "random")
+        for policy in ("cs-ucb-q-loss", "proportional-fair", "cs-ucb-q-adaptive", "random")
     ),
 )
 
