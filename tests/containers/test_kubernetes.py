@@ -57,10 +57,11 @@ def flags(program: str) -> dict[str, click.Option]:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_variable_is_a_flag_with_a_value_of_its_kind(program: str) -> None:
     known = flags(program)
-    for name, value in environment(program).items():
-        if name.startswith("FLOWER_"):
-            option = known[name]
-            option.type.convert(value, option, None)  # type: ignore[arg-type]
+    given = {k: v for k, v in environment(program).items() if k.startswith("FLOWER_")}
+    assert given
+    for name, value in given.items():
+        option = known[name]
+        option.type.convert(value, option, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
