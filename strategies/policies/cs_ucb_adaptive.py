@@ -21,25 +21,30 @@ from ..base import (
 from ..policy_spec import PolicySpec
 from ..selection import top_arms
 
-_EXPLORATION: Final = 0.3
-"""Bonus of the mean time in standard errors per sqrt(ln t), a."""
+_EXPLORATION: Final = 0.8
+"""Bonus of a success's logarithm in standard errors per sqrt(ln t), a."""
 _FAILURE_EXPLORATION: Final = 0.1
 """The same of the probability of failing, b: each failure that is tried costs up to tau_max."""
-_CAP: Final = 1.5
-"""A time counts as at most so many typical ones, times sqrt(n)."""
+_PRIOR_PLAYS: Final = 5.0
+"""The variance of all arms counts for as much as so many plays of an arm, c."""
+_LARGEST_VARIANCE: Final = 2.0
+"""Of logarithms: a mean time is at most e times the geometric mean."""
 _HORIZON: Final = 1000
 """Rounds still to come, as long as fewer have been: what trying another arm must pay off in."""
+_LENGTH_PER_TIME: Final = 4.0
+"""How much more a round's length falls than the N-th smallest mean time, when more arms are tried:
+slower arms scatter more, and the slowest of N is what a round waits for."""
 _CHANGE_SLACK: Final = 0.5
 _CHANGE_CLIP: Final = 3.0
 _CHANGE_PLAYS: Final = 8
 """Of the change detector: standard deviations that are let pass in each play and that one play
 counts at most, and plays before it is trusted."""
-_RETRIAL_SHARE: Final = 0.02
+_RETRIAL_SHARE: Final = 0.05
 """Share of the time since the last one that another trial of all arms may cost."""
 _LEAST_TIME: Final = 1e-9
 """Shortest time whose logarithm is taken, in units of tau_max."""
 _FORGOTTEN: Final = (
-    *("success_count", "failure_count", "mean_time_s", "mean_log_time"),
+    *("success_count", "failure_count", "mean_log_time", "log_square"),
     *("slower", "faster"),
 )
 """What is learned of an arm and lost when it has changed."""
@@ -53,29 +58,33 @@ class CsUcbAdaptive(SchedulingPolicy):
     of thousands of rounds. Here every arm has an optimistic estimate of what it costs, in seconds,
     and the N available arms with the smallest are selected:
 
-        cost_k = (1 - p_k) m_k max(1 - a v sqrt(ln t / n_k), 0) + p_k tau_max,
+        cost_k = (1 - p_k) m_k exp(-a s_k sqrt(ln t / n_k)) + p_k tau_max,
+        m_k    = exp(l_k + s_k^2 / 2),    s_k^2 = (S_k + c s^2) / (n_k - 1 + c),
         p_k    = max(q_k - b sqrt(q_k (1 - q_k) ln t / z_k), 0),    q_k = (f_k + q) / (z_k + 1),
 
-    with n successes, f failures, z = n + f, q the share of failures of all arms, a = 0.3, b = 0.1.
+    with n successes, f failures, z = n + f, q the share of failures of all arms, a = 0.8, b = 0.1,
+    c = 5.
 
-    - m_k is the truncated mean of the times of its successes (Bubeck, Cesa-Bianchi and Lugosi,
-      "Bandits with heavy tails", 2013): the i-th counts as at most 1.5 sqrt(i) times its
-      geometric mean so far. A fading link takes a hundred times as long now and then, and one
-      such time must not condemn a good arm.
-    - v is the coefficient of variation of a success, pooled over all arms: the scale that the
-      bonus needs (Auer et al., "Finite-time analysis of the multiarmed bandit problem", 2002,
-      section 4, take each arm's own variance; a pooled one is known after two rounds).
+    - l_k is the mean of the logarithms of the times of its successes and S_k the sum of their
+      squared deviations, so that m_k is the mean of a lognormal law (Finney, "On the distribution
+      of a variate whose logarithm is normally distributed", 1941). A fading link takes a hundred
+      times as long now and then. One such time must not condemn a good arm, and in the mean of the
+      times it would; but an arm that has them often must be told from one that has not.
+    - s_k is on what scale the bonus has to be. After few plays it comes from the squared deviations
+      of all arms, s^2: their mean per play, as c plays of the arm's own. Arms near to the access
+      point scatter little, and a bonus on the scale of those that fade would have them tried for
+      ever.
     - Failures are counted apart. In a mean each would be one time among others, and would blow up
       every bonus.
     - Untried arms are tried together, N in a round, since a round costs as much as its slowest:
       as long as one more such round would pay off in the rounds to come, of which as many are
       expected as there have been, and at least 1000. With m arms tried, the saving per round is
-      estimated by what the N-th best of them costs more than the (N m / (m + N))-th best, and the
-      price by what such rounds have taken on average, less the N-th best.
+      estimated by four times what the N-th best of them costs more than the (N m / (m + N))-th
+      best, and the price by what such rounds have taken on average, less the N-th best.
     - Two CUSUM detectors per arm (Page, "Continuous inspection schemes", 1954), on the logarithm
       of the time in pooled standard deviations, tell that it has become slower or faster; the
       threshold 2 ln(plays) bounds false alarms. Such an arm is forgotten and tried again, and so
-      is every arm that was not played in that round, if all of it costs at most 2 % of the time
+      is every arm that was not played in that round, if all of it costs at most 5 % of the time
       since that was last done.
 
     For channels, :meth:`ask` selects one arm, the cheapest of those that are idle, and untried arms
@@ -93,8 +102,8 @@ class CsUcbAdaptive(SchedulingPolicy):
     ----------
     success_count, failure_count : (*batch, num_arms) int64
         n and f, since the arm was last forgotten.
-    mean_time_s : (*batch, num_arms) float64
-        m [s].
+    mean_log_time, log_square : (*batch, num_arms) float64
+        l, of times in seconds, and S.
     """
 
     name: ClassVar[str] = "cs-ucb-adaptive"
@@ -104,7 +113,7 @@ class CsUcbAdaptive(SchedulingPolicy):
         **dict.fromkeys(_FORGOTTEN, 0.0),
     }
     _per_row: ClassVar[tuple[str, ...]] = (
-        *("square_sum", "square_count", "log_square_sum", "log_square_count"),
+        *("log_square_sum", "log_square_count"),
         *("trial_time_s", "num_trials", "since_retrial_s", "num_retrials"),
     )
 
@@ -115,13 +124,11 @@ class CsUcbAdaptive(SchedulingPolicy):
         shape, rows = self.shape, self.batch_shape
         self.success_count: IntArray = np.zeros(shape, dtype=np.int64)
         self.failure_count: IntArray = np.zeros(shape, dtype=np.int64)
-        self.mean_time_s: FloatArray = np.zeros(shape)
         self.mean_log_time: FloatArray = np.zeros(shape)
+        self.log_square: FloatArray = np.zeros(shape)
         self.slower: FloatArray = np.zeros(shape)  # the detectors
         self.faster: FloatArray = np.zeros(shape)
-        # Pooled squares of deviations from an arm's own mean: of times, relative; of logarithms.
-        self.square_sum: FloatArray = np.zeros(rows)
-        self.square_count: FloatArray = np.zeros(rows)
+        # Squares of deviations of logarithms from an arm's own mean, of all arms.
         self.log_square_sum: FloatArray = np.zeros(rows)
         self.log_square_count: FloatArray = np.zeros(rows)
         # What rounds of untried arms have taken, and how many there were.
@@ -161,32 +168,39 @@ class CsUcbAdaptive(SchedulingPolicy):
         (*batch, num_arms) float64
             Seconds, in [0, tau_max]; of an arm that was not tried, that of an average one.
         """
-        tries = self._tries()
-        return self._cost_s(round, tries, self._mean_times_s(), self._failure_share(tries))
+        return self._costs_s(round)[2]
+
+    def mean_time_s(self) -> FloatArray:
+        """Compute the mean time of a success of every arm.
+
+        Returns
+        -------
+        (*batch, num_arms) float64
+            m, or for an arm without a success the mean of the others, weighed by theirs [s].
+        """
+        return self._mean_times_s(self._variance())
 
     def _costs_s(self, round: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the mean time of every arm, that with its failures, and its cost [s]."""
-        tries, mean = self._tries(), self._mean_times_s()
-        share = self._failure_share(tries)
+        tries, variance = self._tries(), self._variance()
+        mean, share = self._mean_times_s(variance), self._failure_share(tries)
         expected = mean + share * (self.tau_max_s - mean)
-        return mean, expected, self._cost_s(round, tries, mean, share)
-
-    def _cost_s(
-        self, round: int, tries: IntArray, mean_s: FloatArray, share: FloatArray
-    ) -> FloatArray:
-        """Return the cost by m, and by q, which is not yet optimistic."""
-        root = math.sqrt(math.log(round))
-        successes = np.maximum(self.success_count, 1)
-        spread = np.sqrt(_ratio(self.square_sum, self.square_count))[..., np.newaxis]
-        cost = np.maximum(1.0 - _EXPLORATION * root * spread / np.sqrt(successes), 0.0)
-        cost *= mean_s
+        log_round = math.log(round)
+        error = np.sqrt(variance * (log_round / np.maximum(self.success_count, 1)))
+        cost = mean * np.exp(-_EXPLORATION * error)
         failing = share - (
-            _FAILURE_EXPLORATION * root * np.sqrt(share * (1.0 - share) / np.maximum(tries, 1))
+            _FAILURE_EXPLORATION
+            * np.sqrt(share * (1.0 - share) * (log_round / np.maximum(tries, 1)))
         )
         np.maximum(failing, 0.0, out=failing)
-        cost *= 1.0 - failing
-        cost += failing * self.tau_max_s
-        return np.asarray(cost)
+        cost += failing * (self.tau_max_s - cost)
+        return mean, expected, cost
+
+    def _variance(self) -> FloatArray:
+        """Return the variance of the logarithm of a success's time, s^2."""
+        pooled = _ratio(self.log_square_sum, self.log_square_count)[..., np.newaxis]
+        plays = np.maximum(self.success_count - 1, 0) + _PRIOR_PLAYS
+        return np.asarray((self.log_square + _PRIOR_PLAYS * pooled) / plays)
 
     def _failure_share(self, tries: IntArray) -> FloatArray:
         """Return the estimated probability of failing, q."""
@@ -194,11 +208,13 @@ class CsUcbAdaptive(SchedulingPolicy):
         overall /= tries.sum(axis=-1) + 1.0
         return np.asarray((self.failure_count + overall[..., np.newaxis]) / (tries + 1.0))
 
-    def _mean_times_s(self) -> FloatArray:
+    def _mean_times_s(self, variance: FloatArray) -> FloatArray:
         """Return m, or the mean of all successes for an arm that has none."""
         count = self.success_count
-        mean = _ratio((self.mean_time_s * count).sum(axis=-1), count.sum(axis=-1))
-        return np.where(count > 0, self.mean_time_s, mean[..., np.newaxis])
+        mean = np.exp(self.mean_log_time + 0.5 * np.minimum(variance, _LARGEST_VARIANCE))
+        mean = np.minimum(mean, self.tau_max_s)
+        overall = _ratio((mean * count).sum(axis=-1), count.sum(axis=-1))
+        return np.where(count > 0, mean, overall[..., np.newaxis])
 
     def _tries(self) -> IntArray:
         return self.success_count + self.failure_count
@@ -220,14 +236,15 @@ class CsUcbAdaptive(SchedulingPolicy):
         if few.all():
             return np.asarray(few)
         share = self.failure_count / np.maximum(tries, 1)
-        cost = self._mean_times_s() * (1.0 - share) + share * self.tau_max_s
+        cost = self.mean_time_s() * (1.0 - share) + share * self.tau_max_s
         cost = np.sort(np.where(tried, cost, self.tau_max_s), axis=-1)
         now = _at_rank(cost, np.minimum(self.num_selected, count) - 1.0)
         then = _at_rank(cost, self.num_selected * count / (count + self._num_asked) - 1.0)
         price = _ratio(self.trial_time_s, self.num_trials) - now
         rounds = max(_HORIZON, round * self._num_asked / self.num_selected)
-        # Not above: where no tried arm is any good, another trial costs nothing.
-        return np.asarray(few | ((now - then) * rounds >= price))
+        # Not above: where no tried arm is any good, another trial costs nothing (but rounding).
+        price -= _LEAST_TIME * self.tau_max_s
+        return np.asarray(few | (_LENGTH_PER_TIME * (now - then) * rounds >= price))
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         arms = selection.positions
@@ -281,31 +298,16 @@ class CsUcbAdaptive(SchedulingPolicy):
         _flat(self.failure_count)[arms[~completed]] += 1
         arms, rows, time_s = arms[completed], rows[completed], time_s[completed]
         before = self.success_count.take(arms)
-        count = before + 1
         log_time, mean_log = self._log(time_s), self.mean_log_time.take(arms)
-        # An arm's typical time, with that of all arms as one more: it has few of its own at first.
-        num_rows = _flat(self.square_sum).size
-        log_sum = (self.mean_log_time * self.success_count).sum(axis=-1).reshape(-1)
-        log_sum += np.bincount(rows, log_time, num_rows)
-        total = self.success_count.sum(axis=-1).reshape(-1) + np.bincount(rows, minlength=num_rows)
-        typical = np.exp((mean_log * before + (log_sum / np.maximum(total, 1))[rows]) / count)
-        time_s = np.minimum(time_s, _CAP * np.sqrt(count) * typical)
-
-        mean = self.mean_time_s.take(arms)
-        new_mean = mean + (time_s - mean) / count
-        new_mean_log = mean_log + (log_time - mean_log) / count
-        square = (time_s - mean) * (time_s - new_mean) / np.maximum(new_mean, _LEAST_TIME) ** 2
-        log_square = (log_time - mean_log) * (log_time - new_mean_log)
+        new_mean_log = mean_log + (log_time - mean_log) / (before + 1)
         again = before > 0  # the first has no deviation
-        for sums, counts, value in (
-            (self.square_sum, self.square_count, square),
-            (self.log_square_sum, self.log_square_count, log_square),
-        ):
-            _flat(sums)[...] += np.bincount(rows[again], value[again], num_rows)
-            _flat(counts)[...] += np.bincount(rows[again], minlength=num_rows)
-        _flat(self.mean_time_s)[arms] = new_mean
+        square = np.where(again, (log_time - mean_log) * (log_time - new_mean_log), 0.0)
+        num_rows = _flat(self.log_square_sum).size
+        _flat(self.log_square_sum)[...] += np.bincount(rows, square, num_rows)
+        _flat(self.log_square_count)[...] += np.bincount(rows[again], minlength=num_rows)
+        _flat(self.log_square)[arms] += square
         _flat(self.mean_log_time)[arms] = new_mean_log
-        _flat(self.success_count)[arms] = count
+        _flat(self.success_count)[arms] = before + 1
 
     def _forget(self, selection: Selection, alarmed: IntArray) -> None:
         """Forget the arms that have changed, and where it is cheap those that were not watched."""

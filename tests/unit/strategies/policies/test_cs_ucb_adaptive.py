@@ -17,6 +17,7 @@ from flower_scheduling.strategies.policies.cs_ucb_q_adaptive import CsUcbQAdapti
 from flower_scheduling.strategies.selection import cheapest_set
 
 TAU_MAX_S = 5.0
+EXPLORATION = 0.8
 
 
 def build(
@@ -55,23 +56,23 @@ def test_cost_by_hand() -> None:
         play(policy, round, times_s)
     assert policy.success_count.tolist() == [3, 2]
     assert policy.failure_count.tolist() == [0, 1]
-    # No time reaches its cap: the means are plain.
-    assert policy.mean_time_s == pytest.approx([3.5 / 3, 2.25])
-    # Deviations from the running mean, relative: of arm 0 in rounds 2 and 3, of arm 1 in round 3.
-    squares = [
-        0.5 * 0.25 / 1.25**2,
-        (1.0 - 1.25) * (1.0 - 3.5 / 3) / (3.5 / 3) ** 2,
-        0.5 * 0.25 / 2.25**2,
-    ]
-    spread = math.sqrt(sum(squares) / 3)
+    logs = [np.log([1.0, 1.5, 1.0]), np.log([2.0, 2.5])]
+    squares = [float(((each - each.mean()) ** 2).sum()) for each in logs]
+    assert policy.mean_log_time == pytest.approx([each.mean() for each in logs])
+    assert policy.log_square == pytest.approx(squares)
+    # Five plays' worth of what a play of all arms deviates by; three had an earlier one.
+    usual = 5 * sum(squares) / 3
+    variances = [(squares[0] + usual) / (2 + 5), (squares[1] + usual) / (1 + 5)]
+    means_s = [math.exp(each.mean() + v / 2) for each, v in zip(logs, variances, strict=True)]
+    assert policy.mean_time_s() == pytest.approx(means_s)
     root = math.sqrt(math.log(4))
     shared = (1 + 0.5) / (6 + 1)
     expected = []
-    for mean_s, successes, failures in ((3.5 / 3, 3, 0), (2.25, 2, 1)):
+    for mean_s, v, successes, failures in zip(means_s, variances, [3, 2], [0, 1], strict=True):
         chance = (failures + shared) / (successes + failures + 1)
         tries = successes + failures
         chance = max(chance - 0.1 * root * math.sqrt(chance * (1 - chance) / tries), 0.0)
-        fast_s = mean_s * max(1 - 0.3 * spread * root / math.sqrt(successes), 0.0)
+        fast_s = mean_s * math.exp(-EXPLORATION * math.sqrt(v / successes) * root)
         expected.append((1 - chance) * fast_s + chance * TAU_MAX_S)
     assert policy.cost_s(4) == pytest.approx(expected, rel=1e-12)
 
@@ -113,28 +114,38 @@ def test_one_deep_fade_does_not_condemn_an_arm() -> None:
     for round in range(1, 27):
         play(policy, round, [0.1, 0.2])
     play(policy, 27, [20.0, 0.2])
-    # 1.5 sqrt(27) times its typical time, of which there are 27 and that of all arms.
-    typical_s = math.exp((26 * math.log(0.1) + policy_mean_log(26, [0.1, 0.2], 20.0)) / 27)
-    capped_s = 1.5 * math.sqrt(27) * typical_s
-    assert policy.mean_time_s[0] == pytest.approx((26 * 0.1 + capped_s) / 27)
-    assert policy.mean_time_s[0] < 0.15
+    assert policy.mean_time_s()[0] < 0.2, "in the mean of the times it would be 0.84"
     assert policy.cost_s(28).argmin() == 0
 
 
-def policy_mean_log(before: int, times_s: list[float], last_s: float) -> float:
-    """Mean logarithm of all times so far, the last round's included."""
-    logs = before * sum(map(math.log, times_s)) + math.log(last_s) + math.log(times_s[1])
-    return logs / (2 * before + 2)
+def test_an_arm_that_fades_often_is_told_from_one_that_does_not() -> None:
+    policy = build(num_arms=2, num_selected=2, tau_max_s=60.0)
+    for round in range(1, 101):  # geometric means of 0.2 and 0.21
+        play(policy, round, [0.05 if round % 2 else 0.8, 0.21])
+    assert policy.mean_time_s()[0] == pytest.approx(0.425, rel=0.25), "as the mean of its times"
+    assert policy.cost_s(101).argmin() == 1
+
+
+@pytest.mark.parametrize("name", ["cs-ucb-adaptive", "cs-ucb-q-adaptive"])
+def test_arms_that_scatter_little_are_told_apart_among_those_that_scatter(name) -> None:
+    rng = np.random.default_rng(7)
+    policy = build(name, num_arms=30, num_selected=5)
+    times_s = np.concatenate([np.linspace(0.5, 0.7, 10), np.linspace(1.0, 3.0, 20)])
+    scatter = np.concatenate([np.full(10, 0.05), np.full(20, 0.8)])
+    for round in range(1, 401):
+        play(policy, round, times_s * np.exp(scatter * rng.standard_normal(30)))
+    assert policy.play_count[:5].min() > 300
+    assert policy.play_count[10:].max() < 60
 
 
 def test_a_failure_is_counted_apart() -> None:
     policy = build(num_arms=3, num_selected=2, tau_max_s=60.0)
     for round in range(1, 21):
         play(policy, round, [0.3, 0.3, 0.3])
-    before_s = policy.mean_time_s.copy()
+    before_s = policy.mean_time_s()
     flaky = play(policy, 21, [np.inf, np.inf, 0.3], only=[0])
     assert flaky == [0]
-    assert policy.mean_time_s == pytest.approx(before_s)
+    assert policy.mean_time_s() == pytest.approx(before_s)
     for round in range(22, 60):
         assert 0 not in play(policy, round, [0.3, 0.3, 0.3])
 
