@@ -137,6 +137,18 @@ class CsUcbAdaptive(SchedulingPolicy):
         self.since_retrial_s: FloatArray = np.zeros(rows)
         self.num_retrials: FloatArray = np.zeros(rows)
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` left off.
+
+        Version 0.1.0 kept no squares of each arm: S is taken from those of all arms.
+        """
+        if "log_square" not in state and {"log_square_sum", "success_count"} <= state.keys():
+            squares, count = (np.asarray(state[f"log_square_{key}"]) for key in ("sum", "count"))
+            degrees = np.maximum(np.asarray(state["success_count"]) - 1, 0)
+            usual = _ratio(squares, count)[..., np.newaxis]
+            state = {**state, "log_square": degrees * usual}
+        super().load_state_dict(state)
+
     def _select(self, context: RoundContext) -> BoolArray:
         key = -self.cost_s(context.round)
         untried = self._untried()
