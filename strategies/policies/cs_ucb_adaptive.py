@@ -23,8 +23,8 @@ from ..selection import top_arms
 
 _EXPLORATION: Final = 0.8
 """Bonus of a success's logarithm in standard errors per sqrt(ln t), a."""
-_FAILURE_EXPLORATION: Final = 0.1
-"""The same of the probability of failing, b: each failure that is tried costs up to tau_max."""
+_FAILURE_EXPLORATION: Final = 0.5
+"""The same of the probability of failing, b."""
 _PRIOR_PLAYS: Final = 5.0
 """The variance of all arms counts for as much as so many plays of an arm, c."""
 _LARGEST_VARIANCE: Final = 2.0
@@ -60,10 +60,11 @@ class CsUcbAdaptive(SchedulingPolicy):
 
         cost_k = (1 - p_k) m_k exp(-a s_k sqrt(ln t / n_k)) + p_k tau_max,
         m_k    = exp(l_k + s_k^2 / 2),    s_k^2 = (S_k + c s^2) / (n_k - 1 + c),
-        p_k    = max(q_k - b sqrt(q_k (1 - q_k) ln t / z_k), 0),    q_k = (f_k + q) / (z_k + 1),
+        p_k    = max(q_k - b sqrt(q_k (1 - q_k) L / z_k), 0),    q_k = (f_k + q) / (z_k + 1),
+        L      = max(ln(t m / tau_max), 0),
 
-    with n successes, f failures, z = n + f, q the share of failures of all arms, a = 0.8, b = 0.1,
-    c = 5.
+    with n successes, f failures, z = n + f, q the share of failures of all arms, m the mean time of
+    all successes, a = 0.8, b = 0.5, c = 5.
 
     - l_k is the mean of the logarithms of the times of its successes and S_k the sum of their
       squared deviations, so that m_k is the mean of a lognormal law (Finney, "On the distribution
@@ -75,7 +76,11 @@ class CsUcbAdaptive(SchedulingPolicy):
       point scatter little, and a bonus on the scale of those that fade would have them tried for
       ever.
     - Failures are counted apart. In a mean each would be one time among others, and would blow up
-      every bonus.
+      every bonus. Another one costs as much as tau_max / m rounds, and by that number t is divided:
+      what can be lost is weighed against what the rounds can gain (Lai, "Adaptive treatment
+      allocation and the multi-armed bandit problem", 1987). So an arm that failed is soon tried
+      again where that costs little, since one fade must not condemn it, and late where it costs a
+      minute.
     - Untried arms are tried together, N in a round, since a round costs as much as its slowest:
       as long as one more such round would pay off in the rounds to come, of which as many are
       expected as there have been, and at least 1000. With m arms tried, the saving per round is
@@ -190,19 +195,21 @@ class CsUcbAdaptive(SchedulingPolicy):
         (*batch, num_arms) float64
             m, or for an arm without a success the mean of the others, weighed by theirs [s].
         """
-        return self._mean_times_s(self._variance())
+        return self._mean_times_s(self._variance())[0]
 
     def _costs_s(self, round: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the mean time of every arm, that with its failures, and its cost [s]."""
         tries, variance = self._tries(), self._variance()
-        mean, share = self._mean_times_s(variance), self._failure_share(tries)
+        mean, overall = self._mean_times_s(variance)
+        share = self._failure_share(tries)
         expected = mean + share * (self.tau_max_s - mean)
         log_round = math.log(round)
         error = np.sqrt(variance * (log_round / np.maximum(self.success_count, 1)))
         cost = mean * np.exp(-_EXPLORATION * error)
+        log_gain = np.log(np.maximum(round * overall / self.tau_max_s, 1.0))
         failing = share - (
             _FAILURE_EXPLORATION
-            * np.sqrt(share * (1.0 - share) * (log_round / np.maximum(tries, 1)))
+            * np.sqrt(share * (1.0 - share) * (log_gain / np.maximum(tries, 1)))
         )
         np.maximum(failing, 0.0, out=failing)
         cost += failing * (self.tau_max_s - cost)
@@ -220,13 +227,13 @@ class CsUcbAdaptive(SchedulingPolicy):
         overall /= tries.sum(axis=-1) + 1.0
         return np.asarray((self.failure_count + overall[..., np.newaxis]) / (tries + 1.0))
 
-    def _mean_times_s(self, variance: FloatArray) -> FloatArray:
-        """Return m, or the mean of all successes for an arm that has none."""
+    def _mean_times_s(self, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return m_k, or m for an arm that has no success; and m, (*batch, 1)."""
         count = self.success_count
         mean = np.exp(self.mean_log_time + 0.5 * np.minimum(variance, _LARGEST_VARIANCE))
         mean = np.minimum(mean, self.tau_max_s)
-        overall = _ratio((mean * count).sum(axis=-1), count.sum(axis=-1))
-        return np.where(count > 0, mean, overall[..., np.newaxis])
+        overall = _ratio((mean * count).sum(axis=-1), count.sum(axis=-1))[..., np.newaxis]
+        return np.where(count > 0, mean, overall), overall
 
     def _tries(self) -> IntArray:
         return self.success_count + self.failure_count

@@ -128,7 +128,7 @@ def test_clients_report_the_same_loss(late):
 def test_spare_clients_are_the_same(settings):
     small = {**SMALL, "rounds": 120, "num_clients": 10, "partitioner": "dirichlet:0.3"}
     records, _ = assert_equal(make_config(**{**small, **settings}))
-    assert sum(bool(record.late) for record in records) > 50
+    assert sum(bool(record.late) for record in records) > 30
 
 
 BY_SPEED = {"local_work": "equal-time", "local_steps": 8, "learning_rate": 0.01}
@@ -214,7 +214,8 @@ def test_buffered_steps_equal_the_message_path(settings):
 def test_other_models_equal_the_message_path(model, mode):
     more = {"strategy": "oort" if mode == "rounds" else "proportional-fair", "mode": mode}
     settings = {**more, "local_steps": 3, "learning_rate": 0.05, "failure_probability": "0.1"}
-    config = make_config(**{**SMALL, **settings}, model=model, rounds=20)
+    rounds = 20 if mode == "rounds" else 60  # a step has half of the updates, of any age
+    config = make_config(**{**SMALL, **settings}, model=model, rounds=rounds)
     _, weights = by_messages(config)
     curve = run_batched(config)
     records = Simulation(config).run().records

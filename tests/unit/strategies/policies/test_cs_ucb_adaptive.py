@@ -50,6 +50,11 @@ def play(policy, round, times_s, available=None, only=None):
 # --- the index ------------------------------------------------------------------------------------
 
 
+def log_gain(round: int, mean_s: float) -> float:
+    """Return L, for what is to be gained in rounds of a mean time against a failure's cost."""
+    return max(math.log(round * mean_s / TAU_MAX_S), 0.0)
+
+
 def test_cost_by_hand() -> None:
     policy = build(num_arms=2, num_selected=2)
     for round, times_s in enumerate(([1.0, 2.0], [1.5, np.inf], [1.0, 2.5]), start=1):
@@ -67,11 +72,13 @@ def test_cost_by_hand() -> None:
     assert policy.mean_time_s() == pytest.approx(means_s)
     root = math.sqrt(math.log(4))
     shared = (1 + 0.5) / (6 + 1)
+    gain = log_gain(4, (3 * means_s[0] + 2 * means_s[1]) / 5)
+    assert gain > 0.0
     expected = []
     for mean_s, v, successes, failures in zip(means_s, variances, [3, 2], [0, 1], strict=True):
         chance = (failures + shared) / (successes + failures + 1)
         tries = successes + failures
-        chance = max(chance - 0.1 * root * math.sqrt(chance * (1 - chance) / tries), 0.0)
+        chance = max(chance - 0.5 * math.sqrt(gain * chance * (1 - chance) / tries), 0.0)
         fast_s = mean_s * math.exp(-EXPLORATION * math.sqrt(v / successes) * root)
         expected.append((1 - chance) * fast_s + chance * TAU_MAX_S)
     assert policy.cost_s(4) == pytest.approx(expected, rel=1e-12)
@@ -81,19 +88,43 @@ def test_cost_in_parts_by_hand() -> None:
     policy = build(num_arms=3, num_selected=2)
     play(policy, 1, [1.0, np.inf, 9.0], only=[0, 1])
     play(policy, 2, [1.0, 1.5, 9.0], only=[0, 1])
-    selection = policy.ask(RoundContext(3, np.ones(3, dtype=np.bool_)))
+    selection = policy.ask(RoundContext(5, np.ones(3, dtype=np.bool_)))
     explanation = policy.explain(selection)
     assert (explanation.rule, explanation.unit) == ("smallest", "s")
     assert list(explanation.parts) == ["mean", "failures", "bonus"]
     # All times of an arm were equal, so that nothing is gained from their spread. One of four
     # tries failed: (1 + 1/2) / (4 + 1) is everybody's share.
     chance = np.array([0.0 + 0.3, 1.0 + 0.3]) / 3
-    hope = 0.1 * np.sqrt(math.log(3) * chance * (1 - chance) / 2)
+    gain = log_gain(5, (2 * 1.0 + 1.5) / 3)
+    assert gain > 0.0
+    hope = 0.5 * np.sqrt(gain * chance * (1 - chance) / 2)
     left_s = TAU_MAX_S - np.array([1.0, 1.5])
     assert explanation.parts["mean"] == pytest.approx([1.0, 1.5, 0.0])
     assert explanation.parts["failures"] == pytest.approx([*(chance * left_s), 0.0])
     assert explanation.parts["bonus"] == pytest.approx([*(-hope * left_s), -math.inf])
     assert selection.mask.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(("tau_max_s", "again"), [(5.0, True), (60.0, False)])
+def test_one_failure_condemns_an_arm_only_where_it_costs_much(tau_max_s, again) -> None:
+    """A fade beyond the deadline is one of a thousand plays; an arm of those has one of sixteen."""
+    policy = build_policy(
+        "cs-ucb-adaptive",
+        num_arms=3,
+        num_selected=1,
+        tau_max_s=tau_max_s,
+        rng=np.random.default_rng(0),
+    )
+    means_s, noise = (
+        np.array([0.25, 0.3, 0.3]),
+        np.random.default_rng(1).lognormal(0, 0.1, (2000, 3)),
+    )
+    for t in range(1, 46):
+        play(policy, t, means_s * noise[t], only=[t % 3])
+    play(policy, 46, [math.inf] * 3, only=[0])
+    plays = [play(policy, t, means_s * noise[t]) for t in range(47, 2000)]
+    assert ([0] in plays) == again
+    assert (plays[-1] == [0]) == again
 
 
 def test_arms_not_worth_trying_are_explained_to_come_last() -> None:
@@ -292,7 +323,7 @@ def test_value_by_hand() -> None:
 def test_score_of_an_arm_in_its_set_by_hand(debt) -> None:
     policy = build("cs-ucb-q-adaptive", num_arms=3, num_selected=2)
     assert isinstance(policy, CsUcbQAdaptive)
-    mean = np.array([1.0, 2.0, 2.5])
+    mean = np.array([1.0, 1.5, 1.75])
     for arm in range(3):
         play(policy, arm + 1, mean, only=[arm])
     policy.virtual_queue[2] = debt
@@ -300,7 +331,8 @@ def test_score_of_an_arm_in_its_set_by_hand(debt) -> None:
     explanation = policy.explain(selection)
     # No spread and no failures: (0 + 1/8) / 2, and 3 tries in all with half a failure.
     chance = 0.0625
-    hope = 0.1 * math.sqrt(math.log(4) * chance * (1 - chance))
+    hope = 0.5 * math.sqrt(log_gain(4, 4.25 / 3) * chance * (1 - chance))
+    assert 0.0 < hope < chance
     expected = mean + chance * (TAU_MAX_S - mean)
     cost = expected - hope * (TAU_MAX_S - mean)
     value = 0.0
