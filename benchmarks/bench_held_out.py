@@ -40,10 +40,10 @@ def _scenario(summary: str, target: float, world: Settings | None = None, **more
 
 SCENARIOS: Final = (
     _scenario("10 clients, 2 a round", STATIONARY, num_clients=10, num_selected=2),
-    _scenario("12 clients, 8 a round", STATIONARY, num_clients=12, num_selected=8),
+    _scenario("16 clients, 10 a round", STATIONARY, num_clients=16, num_selected=10),
     _scenario("40 clients, 1 a round", STATIONARY, num_clients=40, num_selected=1),
-    _scenario("60 clients, 12 a round", STATIONARY, num_clients=60, num_selected=12),
-    _scenario("deadline 20 s", STATIONARY, tau_max_s=20.0),
+    _scenario("70 clients, 15 a round", STATIONARY, num_clients=70, num_selected=15),
+    _scenario("deadline 30 s", STATIONARY, tau_max_s=30.0),
     _scenario("deadline 1.5 s", STATIONARY, tau_max_s=1.5),
     _scenario("30 clients, 400 m away", STATIONARY, {"distance_m": 400.0}, num_clients=30),
     _scenario(
@@ -55,7 +55,11 @@ SCENARIOS: Final = (
         "each there in half of the rounds", STATIONARY, {"availability": 0.5}, num_clients=40
     ),
     _scenario(
-        "all fail once in ten", HARDER, {"failure_probability": 0.1}, num_clients=30, num_selected=6
+        "all fail one time in eight",
+        HARDER,
+        {"failure_probability": 0.125},
+        num_clients=30,
+        num_selected=6,
     ),
     _scenario(
         "a fifth fails one time in three",
@@ -63,10 +67,10 @@ SCENARIOS: Final = (
         {"failing_share": 0.2, "failure_probability": 0.33},
     ),
     _scenario(
-        "a third fails, 90 s each",
+        "a quarter fails, 45 s each",
         COSTLY,
-        {"failing_share": 0.3, "failure_probability": 0.05},
-        tau_max_s=90.0,
+        {"failing_share": 0.25, "failure_probability": 0.08},
+        tau_max_s=45.0,
     ),
     _scenario("ranks reversed after a third", HARDER, {"reversed_from_round": 1701}),
     _scenario(

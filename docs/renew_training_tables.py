@@ -1,4 +1,4 @@
-"""Renew the results of ``league --training`` in the guidance: its JSON files, its tables.
+"""Renew the results of ``league --training`` in the docs: the guidance's JSON files, all tables.
 
     python docs/renew_training_tables.py runs/league/training.json [...]
 
@@ -21,24 +21,24 @@ Rows: TypeAlias = list[dict[str, Any]]
 FOLDER: Final = Path(__file__).parent / "policies"
 SEEN: Final = FOLDER / "league-training.json"
 HELD_OUT: Final = FOLDER / "league-training-held-out.json"
-PAGE: Final = FOLDER / "which-policy.md"
+GUIDANCE: Final = FOLDER / "which-policy.md"
+BY_SPEED: Final = FOLDER.parent / "how-to" / "work-by-speed.md"
+BY_SPEED_TASKS: Final = ("dirichlet", "stragglers")
 END: Final = "<!-- end -->"
 
 
 def main(paths: Sequence[str]) -> None:
-    """Take rows from files, and write JSON and page."""
+    """Take rows from files, and write JSON and pages."""
     new = [row for path in paths for row in json.loads(Path(path).read_text(encoding="utf-8"))]
     for file, seeds in ((SEEN, False), (HELD_OUT, True)):
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
         own = [row for row in new if bool(row.get("first_seed")) == seeds]
         merged = merge(known, own)
         file.write_text(json.dumps(merged, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    text = PAGE.read_text(encoding="utf-8")
-    for mark, table in tables().items():
-        before, _, rest = text.partition(mark)
+    for page, mark, table in tables():
+        before, _, rest = page.read_text(encoding="utf-8").partition(mark)
         _, end, after = rest.partition(END)
-        text = f"{before}{mark}\n\n{table}\n{end}{after}"
-    PAGE.write_text(text, encoding="utf-8")
+        page.write_text(f"{before}{mark}\n\n{table}\n{end}{after}", encoding="utf-8")
 
 
 def merge(known: Rows, new: Rows) -> Rows:
@@ -58,13 +58,16 @@ def merge(known: Rows, new: Rows) -> Rows:
     )
 
 
-def tables() -> dict[str, str]:
-    """Return the tables of the page by the mark before each."""
+def tables() -> list[tuple[Path, str, str]]:
+    """Return the tables: the page of each, the mark before it, and its text."""
     seen, held_out = (json.loads(file.read_text(encoding="utf-8")) for file in (SEEN, HELD_OUT))
-    return {
-        "<!-- seconds to an accuracy -->": track.markdown(seen),
-        "<!-- gains -->": track.gains_markdown({"0 to 9": seen, "100 to 109": held_out}),
-    }
+    gains = track.gains_markdown({"0 to 9": seen, "100 to 109": held_out})
+    by_speed = track.by_speed_markdown(seen, BY_SPEED_TASKS)
+    return [
+        (GUIDANCE, "<!-- seconds to an accuracy -->", track.markdown(seen)),
+        (GUIDANCE, "<!-- gains -->", gains),
+        (BY_SPEED, "<!-- work by speed -->", by_speed),
+    ]
 
 
 if __name__ == "__main__":

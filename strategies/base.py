@@ -527,7 +527,7 @@ class SchedulingPolicy(ABC):
             raise RoundOrderError(f"round {context.round!r} is no whole number")
         if context.round <= self._last_round:
             raise RoundOrderError(
-                f"round {context.round} comes after round {self._last_round} was told"
+                f"round {context.round} is over: the next one is {self._last_round + 1} or later"
             )
         self._check_mask("context.available", context.available)
         if context.member is not None:

@@ -353,6 +353,22 @@ def gains_markdown(
     return "\n".join(lines) + "\n"
 
 
+def by_speed_markdown(found: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:
+    """Return the seconds of equal work beside those of work by speed, as a table.
+
+    It has the policies that have rows of both on all of some tasks.
+    """
+    by_place = {(row["course"], row["policy"]): row for row in found}
+    heads = [f"`{task}`, equal | by speed" for task in tasks]
+    lines = [f"| policy | {' | '.join(heads)} |", "|---" * (2 * len(tasks) + 1) + "|"]
+    for name in _names(found):
+        places = [(task, each) for task in tasks for each in (name, f"{name} {BY_SPEED}")]
+        if all(place in by_place for place in places):
+            cells = [_cell(by_place[place]) for place in places]
+            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _names(found: Sequence[Mapping[str, Any]], without: str = "") -> list[str]:
     """Return the policies of rows: the suite's in its order, then others as they come."""
     own = dict.fromkeys(row["policy"] for row in found if row["policy"] != without)

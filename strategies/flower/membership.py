@@ -116,7 +116,7 @@ class Membership:
     def _take_silent(self, what: str) -> None:
         """Let clients that have not answered their query take part without."""
         if arms := self._discovery.give_up():
-            text = "%s: too few clients have told their size: trying those that are connected, %s"
+            text = "%s: too few clients have sent their size: trying those that are connected, %s"
             LOGGER.warning(text, what, _listed(arms))
             self.sizes_changed = True
 

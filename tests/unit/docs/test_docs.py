@@ -42,6 +42,21 @@ def test_tables_of_the_guidance_are_made_of_their_results() -> None:
     assert f"\n{training_track.markdown(runs)}\n<!-- end -->" in text
     gains = training_track.gains_markdown({"0 to 9": runs, "100 to 109": held_out})
     assert f"\n{gains}\n<!-- end -->" in text
+    by_speed = training_track.by_speed_markdown(runs, ("dirichlet", "stragglers"))
+    assert by_speed.count("\n") >= 8
+    assert f"\n{by_speed}\n<!-- end -->" in (ROOT / "docs/how-to/work-by-speed.md").read_text()
+
+
+def test_scenarios_that_were_held_out_keep_to_their_targets() -> None:
+    text = (ROOT / "docs/policies/which-policy.md").read_text(encoding="utf-8")
+    _, table, _ = text.split("<!-- bench_held_out.py -->\n")
+    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
+    assert len(rows) >= 15
+    for scenario, target, *ratios in rows:
+        assert len(ratios) == 2
+        for ratio in ratios:
+            low = float(ratio.split("(")[1].split(" to ")[0])
+            assert low <= float(target), f"{scenario.strip()}: beyond its target by more than chance"
 
 
 def table_writer() -> ModuleType:

@@ -165,7 +165,7 @@ def test_too_few_clients_are_filled_up_with_connected_ones_that_have_not_answere
     assert membership.table.available.tolist() == [True] * 3
     assert membership.table.member.tolist() == [True] * 3
     assert [arm.num_examples for arm in membership.arms] == [10, None, None]
-    assert "round 2: too few clients have told their size" in caplog.text
+    assert "round 2: too few clients have sent their size" in caplog.text
 
 
 def test_a_first_client_is_waited_for_ten_times_as_long_and_others_are_not() -> None:
