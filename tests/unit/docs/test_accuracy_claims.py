@@ -101,6 +101,27 @@ def half_widths() -> list[float]:
     ]
 
 
+def by_speed(policy: str) -> str:
+    """Return which part of its seconds a row takes by speed, on two tasks."""
+    pairs = [
+        SEEN[task, f"{policy} by speed"]["seconds"] / SEEN[task, policy]["seconds"]
+        for task in ("dirichlet", "stragglers")
+    ]
+    return " to ".join(dict.fromkeys(f"{each:.1f}" for each in sorted(pairs)))
+
+
+def slowest_by_speed(tasks: tuple[str, ...] = ("dirichlet", "stragglers")) -> list[float]:
+    """Return how much more accurate rows by speed are on the slowest quarter's data."""
+    return [
+        round(
+            row["slowest_quarter"] - SEEN[task, name.removesuffix(" by speed")]["slowest_quarter"],
+            3,
+        )
+        for (task, name), row in SEEN.items()
+        if name.endswith(" by speed") and task in tasks
+    ]
+
+
 def claims() -> list[str]:
     pairs = gains()
     within = {key: a.low <= b.mean <= a.high for key, (a, b) in pairs.items()}
@@ -137,6 +158,13 @@ def claims() -> list[str]:
         f" {SEEN['dirichlet', 'proportional-fair buffered by speed']['seconds']:.0f} s on"
         f" `dirichlet` and {SEEN['alike', 'proportional-fair buffered by speed']['seconds']:.0f} s"
         " on `alike`",
+        f"they take {HELD_OUT['fashion', 'cs-ucb-q-loss buffered']['seconds']:.0f} and"
+        f" {HELD_OUT['fashion', 'pisces']['seconds']:.0f} s",
+        f"takes {times_as_long('cs-ucb-q-loss', 'cs-ucb-q-adaptive', 'alike'):.1f} times as long as"
+        " the rule without losses",
+        f"random rounds take {by_speed('random')} of their seconds to the accuracy, `cs-ucb-q-loss`"
+        f" in rounds {by_speed('cs-ucb-q-loss')}, and `proportional-fair` in buffered mode"
+        f" {by_speed('proportional-fair buffered')}.",
         f"Half of the intervals are within {half:.0%} of their mean, nine in ten within {most:.0%}",
         f"{sum(within.values())} of {len(pairs)} lie within the interval of seeds 0 to 9",
         f"`cs-ucb-q-loss buffered` takes {seconds('cs-ucb-q-loss buffered', 'paper')} on `paper`"
@@ -164,3 +192,9 @@ def test_a_row_of_ours_is_sooner_than_every_comparator(task: str) -> None:
 @pytest.mark.parametrize("sentence", claims())
 def test_sentences_are_made_of_the_results(sentence: str) -> None:
     assert sentence in TEXT
+
+
+def test_what_work_by_speed_costs_the_slowest_quarter_is_as_the_page_says() -> None:
+    text = " ".join((ROOT / "docs/how-to/work-by-speed.md").read_text(encoding="utf-8").split())
+    found = slowest_by_speed()
+    assert f"is between {-min(found):.3f} less and {max(found):.3f} more than" in text

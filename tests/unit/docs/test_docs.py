@@ -56,7 +56,9 @@ def test_scenarios_that_were_held_out_keep_to_their_targets() -> None:
         assert len(ratios) == 2
         for ratio in ratios:
             low = float(ratio.split("(")[1].split(" to ")[0])
-            assert low <= float(target), f"{scenario.strip()}: beyond its target by more than chance"
+            assert low <= float(target), (
+                f"{scenario.strip()}: beyond its target by more than chance"
+            )
 
 
 def table_writer() -> ModuleType:
