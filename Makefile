@@ -97,6 +97,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_modes.py
 	$(BIN)/python benchmarks/bench_deadline.py
 	$(BIN)/python benchmarks/bench_bound.py
+	$(BIN)/python benchmarks/bench_held_out.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST)
