@@ -44,6 +44,8 @@ class ArmTotals:
         Rounds that it completed, with a measured time, and the last of them; 0: none.
     late_updates : int
         How often an update of it that came after its round was used in a later step.
+    late_ended : int
+        How often its work ended after its round, by an update that was used or by a failure.
     rtt_s, rtt_square : float
         Sums of the round-trip times of these rounds, and of their squares.
     last_rtt_s : float or None
@@ -61,6 +63,7 @@ class ArmTotals:
     first_turn: int = 0
     selected: int = 0
     late_updates: int = 0
+    late_ended: int = 0
     completed: int = 0
     last_completed: int = 0
     rtt_s: float = 0.0
@@ -75,6 +78,11 @@ class ArmTotals:
     def served(self) -> int:
         """What its share counts: selections, and late updates that were used."""
         return self.selected + self.late_updates
+
+    @property
+    def requests(self) -> int:
+        """Pieces of work that have ended, in their round or after it."""
+        return self.selected + self.late_ended
 
     @property
     def mean_rtt_s(self) -> float | None:
@@ -245,8 +253,13 @@ class RunTotals:
             arm.first_round, arm.first_turn = self.rounds, self.turns - record.turns
         self._num_known = max(self._num_known, record.num_arms)
         self._absent[record.absent] += record.turns
-        for late in record.used_late:
-            arms[late].late_updates += 1
+        for result in record.late_updates:
+            arms[result.arm].late_ended += 1
+            arms[result.arm].late_updates += result.completed
+            if result.reason is not None:
+                kind = failure_kind(result.reason)
+                arms[result.arm].failures[kind] += 1
+                self.failures[kind] += 1
         for result in record.results:
             arm = arms[result.arm]
             arm.selected += 1

@@ -216,9 +216,9 @@ def _failures(stats: RunStatistics) -> list[ReportFigure]:
     requests = np.maximum(stats.requests, 1)
     middles = (stats.edges[:-1] + stats.edges[1:] + 1) / 2
     width = np.diff(stats.edges) * 0.9
-    total, asked = int(stats.failed.sum()), stats.selections
+    total, asked = int(stats.failed.sum()), stats.num_requests
     worst = [client for client in stats.clients if client.failures]
-    worst.sort(key=lambda client: (-client.failures.total(), client.selections))
+    worst.sort(key=lambda client: (-client.failures.total(), client.requests))
     concerned, worst = len(worst), worst[:_MAX_BARS]
     names = _names(worst)
     most = worst[0]
@@ -263,7 +263,7 @@ def _failures(stats: RunStatistics) -> list[ReportFigure]:
                 draw_picture(
                     by_client,
                     f"Failed requests by client: most of {names[0]}, {most.failures.total():,} of "
-                    f"its {most.selections:,}.",
+                    f"its {most.requests:,}.",
                     rows=len(worst),
                 ),
             ],
@@ -329,7 +329,7 @@ def _shares(stats: RunStatistics) -> ReportFigure:
     shares = np.array([client.share or 0.0 for client in clients])
     failed = np.array(
         [
-            each / max(client.selections, 1) * client.failures.total()
+            each / max(client.requests, 1) * client.failures.total()
             for each, client in zip(shares.tolist(), clients, strict=True)
         ]
     )

@@ -139,13 +139,12 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
     steps = f"every {stats.unit} changed the model"
     if summary["rounds_without_step"]:
         steps = f"{summary['rounds_without_step']:,} of {num_rounds:,}: {_kinds(stats.no_step)}"
-    failures = f"none in {stats.selections:,} requests"
+    failures = f"none in {stats.num_requests:,} requests"
     if summary["failures"]:
         reasons: Counter[str] = Counter(summary["failure_reasons"])
-        share = percent(summary["failures"] / stats.selections)
-        failures = (
-            f"{summary['failures']:,} of {stats.selections:,} requests ({share}): {_kinds(reasons)}"
-        )
+        share = percent(summary["failures"] / stats.num_requests)
+        requests = f"{summary['failures']:,} of {stats.num_requests:,} requests"
+        failures = f"{requests} ({share}): {_kinds(reasons)}"
     deadline = seconds(_deadline_s(run, stats))
     if run.finds_deadline:
         deadline += f" in the last {stats.unit}; it was found from measured times"

@@ -44,7 +44,9 @@ class ClientStatistics:
     turns : int
         Rounds, or pieces of work of buffered steps, while it belonged to the fleet.
     selections : int
-        How often it was selected.
+        How often it was selected, and its work ended in that round.
+    requests : int
+        The same with work that ended later.
     served : int
         The same, and how often an update that came after its round was used in a later step.
     failures : Counter of str
@@ -69,6 +71,7 @@ class ClientStatistics:
     lag: int
     turns: int = 0
     selections: int = 0
+    requests: int = 0
     served: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     parts_s: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
@@ -168,9 +171,9 @@ class RunStatistics:
         return number, accuracy
 
     @property
-    def selections(self) -> int:
-        """Number of selections of all clients."""
-        return sum(client.selections for client in self.clients)
+    def num_requests(self) -> int:
+        """Number of pieces of work of all clients that have ended."""
+        return sum(client.requests for client in self.clients)
 
     @property
     def compared(self) -> bool:
@@ -266,11 +269,12 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         there = joined[: each.num_arms] == 0
         there[each.absent] = False
         joined[: each.num_arms][there] = row + 1
-        requests[column[row]] += len(each.results)
-        for reason in each.reason:
-            if reason is not None:
+        ended = [*each.results, *each.late_updates]
+        requests[column[row]] += len(ended)
+        for result in ended:
+            if result.reason is not None:
                 failed[row] += 1
-                kind = failure_kind(reason)
+                kind = failure_kind(result.reason)
                 failures.setdefault(kind, np.zeros_like(requests))[column[row]] += 1
         if each.accuracy is not None:
             evaluations.append((each.round, each.time_s, float(each.accuracy)))
@@ -284,6 +288,7 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         client.joined = int(joined[index]) or None
         client.turns = totals.member_turns(counts)
         client.selections, client.served = counts.selected, counts.served
+        client.requests = counts.requests
         client.failures = counts.failures
         heat[index, edges[1:] < (client.joined or run.num_rounds + 1)] = np.nan
     arms = [Arm(index, "", 0, arm.name, arm.num_examples) for index, arm in enumerate(run.arms)]

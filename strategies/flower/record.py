@@ -166,7 +166,8 @@ class RoundRecord:
     server_metrics : mapping of str to float or None
         Of the new model on the server, beside accuracy and loss; ``None`` if there are none.
     absent : list of int
-        Arms that were owed nothing in this round, having left or being on leave.
+        Arms that were owed nothing in this round, having left or being on leave, and were not
+        selected. One that is tried again after it was left out belongs to the fleet for a round.
     sent_bytes : int or None
         Size of the round's messages as they travel [bytes]; ``None`` if unknown.
     received_bytes : int or None

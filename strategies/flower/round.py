@@ -501,6 +501,8 @@ class TrainingRound(ModelStep):
 
     def record(self, time_s: float) -> RoundRecord:
         """Return what the round leaves behind; ``time_s`` is its end since the run's begin."""
+        used_late = {each.arm for each in self._late_results if each.completed}
+        served = used_late.union(each.arm for each in self._results)
         return RoundRecord(
             round=self.number,
             time_s=time_s,
@@ -510,7 +512,7 @@ class TrainingRound(ModelStep):
             results=self._results,
             stepped=self.no_step is None,
             no_step=self.no_step,
-            absent=self._absent,
+            absent=[arm for arm in self._absent if arm not in served],
             sent_bytes=self._sent_bytes,
             received_bytes=self._received_bytes,
             explanation=self._explanation,

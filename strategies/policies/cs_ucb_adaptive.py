@@ -183,7 +183,8 @@ class CsUcbAdaptive(SchedulingPolicy):
         Returns
         -------
         (*batch, num_arms) float64
-            Seconds, in [0, tau_max]; of an arm that was not tried, that of an average one.
+            Seconds, in [0, tau_max]; of an arm that was not tried, that of an average one. Where
+            tau_max has come down since, an arm may take longer, and counts with what it takes.
         """
         return self._costs_s(round)[2]
 
@@ -202,7 +203,8 @@ class CsUcbAdaptive(SchedulingPolicy):
         tries, variance = self._tries(), self._variance()
         mean, overall = self._mean_times_s(variance)
         share = self._failure_share(tries)
-        expected = mean + share * (self.tau_max_s - mean)
+        failed = np.maximum(mean, self.tau_max_s)  # a deadline that is found comes down
+        expected = mean + share * (failed - mean)
         log_round = math.log(round)
         error = np.sqrt(variance * (log_round / np.maximum(self.success_count, 1)))
         cost = mean * np.exp(-_EXPLORATION * error)
@@ -212,7 +214,7 @@ class CsUcbAdaptive(SchedulingPolicy):
             * np.sqrt(share * (1.0 - share) * (log_gain / np.maximum(tries, 1)))
         )
         np.maximum(failing, 0.0, out=failing)
-        cost += failing * (self.tau_max_s - cost)
+        cost += failing * (failed - cost)
         return mean, expected, cost
 
     def _variance(self) -> FloatArray:
@@ -230,8 +232,9 @@ class CsUcbAdaptive(SchedulingPolicy):
     def _mean_times_s(self, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return m_k, or m for an arm that has no success; and m, (*batch, 1)."""
         count = self.success_count
-        mean = np.exp(self.mean_log_time + 0.5 * np.minimum(variance, _LARGEST_VARIANCE))
-        mean = np.minimum(mean, self.tau_max_s)
+        typical = np.exp(self.mean_log_time)
+        mean = typical * np.exp(0.5 * np.minimum(variance, _LARGEST_VARIANCE))
+        mean = np.minimum(mean, np.maximum(typical, self.tau_max_s))
         overall = _ratio((mean * count).sum(axis=-1), count.sum(axis=-1))[..., np.newaxis]
         return np.where(count > 0, mean, overall), overall
 
@@ -255,8 +258,11 @@ class CsUcbAdaptive(SchedulingPolicy):
         if few.all():
             return np.asarray(few)
         share = self.failure_count / np.maximum(tries, 1)
-        cost = self.mean_time_s() * (1.0 - share) + share * self.tau_max_s
-        cost = np.sort(np.where(tried, cost, self.tau_max_s), axis=-1)
+        mean = self.mean_time_s()
+        failed = np.maximum(mean, self.tau_max_s)
+        cost = mean * (1.0 - share) + share * failed
+        last = np.maximum(cost.max(axis=-1, keepdims=True), self.tau_max_s)
+        cost = np.sort(np.where(tried, cost, last), axis=-1)
         now = _at_rank(cost, np.minimum(self.num_selected, count) - 1.0)
         then = _at_rank(cost, self.num_selected * count / (count + self._num_asked) - 1.0)
         price = _ratio(self.trial_time_s, self.num_trials) - now
@@ -270,8 +276,8 @@ class CsUcbAdaptive(SchedulingPolicy):
         if not arms.size:
             return
         completed = outcome.completed.take(arms)
+        # Not limited: what was in time for its own deadline may be beyond that of today.
         time_s = np.where(completed, outcome.round_trip_time_s.take(arms), self.tau_max_s)
-        time_s = np.minimum(time_s, self.tau_max_s)
         rows = arms // self.num_arms
         self._note_lengths(arms, rows, time_s)
         alarmed = self._detect(arms, rows, time_s, completed)

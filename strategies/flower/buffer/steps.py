@@ -480,7 +480,8 @@ class Channels:
         self._show_model(one, arrays, config)
         table = self._parts.membership.table
         one.available = np.flatnonzero(self._parts.policy.selectable(table)).tolist()
-        one.absent = np.flatnonzero(~table.member).tolist()
+        served = {each.arm for each in one.results}
+        one.absent = [arm for arm in np.flatnonzero(~table.member).tolist() if arm not in served]
         self._parts.work.warn(one.results)
         if one.deadline_s is None and self._parts.deadline.is_found:
             one.deadline_s = self._parts.deadline.level_s

@@ -58,6 +58,9 @@ def test_late_updates_that_were_used_count_for_shares() -> None:
     summary = totals.summary(three_arms(), None, tau_max_s=5.0)
     assert [arm["share"] for arm in summary["arms"]] == [1.0, 0.5, 1.0]
     assert (totals.arms[1].selected, totals.arms[1].served) == (0, 1)
+    assert [arm.requests for arm in totals.arms] == [3, 1, 2]
+    assert summary["failure_reasons"] == {"timeout": 3}, "one of them came to light after its round"
+    assert [arm["failures"] for arm in summary["arms"]] == [1, 0, 2]
 
 
 def test_the_last_evaluation_by_any_metric_is_in_the_summary() -> None:

@@ -902,6 +902,7 @@ def test_client_without_examples_is_owed_nothing_and_tried_again_later(
     tried = [record.round for record in records if 0 in record.selected]
     before = [number for number in tried if number < has_data_from]
     assert 1 <= len(before) <= 3
+    assert not any(set(record.selected) & set(record.absent) for record in records)
     assert all(record.reason == [None] * len(record.selected) for record in records)
     assert sum(1 for number in tried if number > has_data_from) > 5, "it takes part again"
     said = [line for line in caplog.messages if "has no examples" in line]

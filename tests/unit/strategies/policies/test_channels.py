@@ -33,6 +33,7 @@ def play(
     draw: Callable[[np.random.Generator], FloatArray],
     num_channels: int,
     floors: FloatArray,
+    found_deadline: bool = False,
 ) -> tuple[float, float, FloatArray]:
     """Return the updates a second, the share of time that channels were free, and all shares."""
     rng, num_arms = np.random.default_rng(1), floors.size
@@ -57,7 +58,8 @@ def play(
             if not chosen:
                 break
             at_work[chosen] = True
-            time_s = float(min(draw(rng)[chosen[0]], TAU_MAX_S))
+            time_s = float(draw(rng)[chosen[0]])
+            time_s = time_s if found_deadline else min(time_s, TAU_MAX_S)
             heapq.heappush(under_way, (now_s + time_s, chosen[0], time_s, selection))
         end_s, arm, time_s, selection = heapq.heappop(under_way)
         if end > WARM_UP:
@@ -70,7 +72,11 @@ def play(
         times = np.full(num_arms, np.nan)
         times[arm] = time_s
         now = Selection(RoundContext(end, ~at_work, there), selection.mask, selection.drawn)
-        policy.tell(now, RoundOutcome(times, selection.mask & (time_s < TAU_MAX_S)))
+        if found_deadline:  # three times what the arm takes, as AutoDeadline about allows
+            policy.tau_max_s = max(3.0 * time_s, 0.3)
+        policy.tell(
+            now, RoundOutcome(times, selection.mask & (found_deadline or time_s < TAU_MAX_S))
+        )
     took_s = now_s - begin_s
     rate = (NUM_ENDS - WARM_UP) / took_s
     return rate, free_s / took_s / num_channels, ended / NUM_ENDS
@@ -107,3 +113,12 @@ def test_channels_stay_free_where_a_floor_needs_it(name: str) -> None:
     assert rate == pytest.approx(1.0 / (floors[0] * mean_s[0]), rel=0.1)
     assert free > 0.3
     assert shares[0] > 0.1 - 12 / NUM_ENDS
+
+
+def test_proportional_fair_gives_all_the_same_time_where_the_deadline_is_found() -> None:
+    """Times of three hundred to one: the deadline of the fast says nothing about the slow."""
+    mean_s = np.array([0.1, 0.2, 1.0, 2.0, 1.0, 10.0, 30.0])
+    draw = lambda rng: mean_s * rng.uniform(0.9, 1.1, 7)  # noqa: E731
+    _, _, shares = play("proportional-fair", draw, 3, np.zeros(7), found_deadline=True)
+    time_s = shares * NUM_ENDS * mean_s
+    assert time_s == pytest.approx(np.full(7, time_s.mean()), rel=0.3)

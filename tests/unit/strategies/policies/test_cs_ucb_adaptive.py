@@ -127,6 +127,22 @@ def test_one_failure_condemns_an_arm_only_where_it_costs_much(tau_max_s, again) 
     assert (plays[-1] == [0]) == again
 
 
+def test_a_deadline_that_comes_down_does_not_shorten_what_was_learned() -> None:
+    """One that is found follows the arms that are played, in buffered mode each by itself."""
+    policy = build(num_arms=4, num_selected=2)
+    times_s = np.array([0.1, 0.2, 10.0, 30.0])
+    for round, only in enumerate(([0, 1], [2, 3], [2, 3]), start=1):
+        policy.tau_max_s = 100.0
+        play(policy, round, times_s, only=only)
+    policy.tau_max_s = 2.0
+    assert policy.mean_time_s() == pytest.approx(times_s)
+    cost_s = policy.cost_s(4)
+    assert (np.diff(cost_s) > 0.0).all(), "and a failure costs no less than a success"
+    assert cost_s[2] >= 10.0
+    play(policy, 4, times_s, only=[2, 3])
+    assert policy.mean_time_s() == pytest.approx(times_s), "in time for its own deadline"
+
+
 def test_arms_not_worth_trying_are_explained_to_come_last() -> None:
     policy = build(num_arms=8, num_selected=2)
     times_s = np.where(np.arange(8) < 4, 0.1, 0.15)
