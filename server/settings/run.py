@@ -141,12 +141,18 @@ class ServerConfig(Settings):
         buffered = self.mode == "buffered"
         words = ("auto", "true", "false")
         self.require("even_weights", self.even_weights in words, "one of " + ", ".join(words))
-        self.require("buffer_size", buffered or not self.buffer_size, "0 without mode = buffered")
+        fits = buffered or not self.buffer_size or not self._decides("mode")
+        self.require("buffer_size", fits, "0 without mode = buffered")
         allowed = not buffered or self.num_spare in (0, AUTO)
         self.require("num_spare", allowed, "0 with mode = buffered")
         drops = self.late_updates == "drop"
-        self.require("late_updates", drops or self.spare > 0, "drop without num-spare")
+        fits = drops or self.spare > 0 or not self._decides("num-spare")
+        self.require("late_updates", fits, "drop without num-spare")
         return self
+
+    def _decides(self, key: str) -> bool:
+        """Whether the run has this setting, and not another one that an app has in its code."""
+        return True
 
     @property
     def spare(self) -> int:

@@ -29,6 +29,7 @@ from .buffer.late import DROP, USE, LateUpdates
 from .buffer.steps import BufferedStep, BufferOptions, Channels, require_any_set
 from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow, overridable
+from .idle import LEAST_WORK, MAX_STALENESS, MOST_WORK, idle_arguments
 from .logs.round_log import RoundLog
 from .membership import Membership
 from .old_api.ported import PortedStrategy
@@ -262,13 +263,13 @@ class ScheduledStrategy(Strategy):
         checkpoint_every: int = 1,
         mode: str = ROUNDS,
         buffer_size: int | None = None,
-        max_staleness: int = 100,
+        max_staleness: int = MAX_STALENESS,
         staleness_discount: float = 0.0,
         even_weights: bool | None = None,
         local_work: str = EQUAL,
         local_steps: int | None = None,
-        least_work: float = 0.25,
-        most_work: float = 4.0,
+        least_work: float = LEAST_WORK,
+        most_work: float = MOST_WORK,
         **policy_params: Any,
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -340,6 +341,16 @@ class ScheduledStrategy(Strategy):
         if any(isinstance(inner, ScheduledStrategy) for inner in self._wrapped.chain):
             message = "is scheduled already: wrap a strategy once"
             raise ConfigError("strategy", "a ScheduledStrategy", message)
+        self._idle = idle_arguments(
+            in_steps=mode == BUFFERED or self._spares.uses_late,
+            buffered=mode == BUFFERED,
+            by_speed=local_work != EQUAL,
+            max_staleness=max_staleness,
+            staleness_discount=staleness_discount,
+            even_weights=even_weights,
+            least_work=least_work,
+            most_work=most_work,
+        )
         self._work = LocalWork(
             local_work, local_steps, num_selected, least_work, most_work, self._wrapped.chain
         )
@@ -561,6 +572,8 @@ class ScheduledStrategy(Strategy):
             _spare_text(self._spares),
             "auto" if self._deadline.is_found else f"{self._deadline.level_s:g} s",
         )
+        for line in self._idle:
+            LOGGER.warning(line)
         if text := self._work.describe():
             LOGGER.info("\t├──> Local work: %s", text)
         if (fraction := self._wrapped.fraction_train) < 1:

@@ -156,9 +156,7 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
         """Return what selecting each arm would be worth if it were untried: most, or least."""
         tried_now = self._worth_trying(round)[..., np.newaxis] | (self._min_participation > 0)
         longest_s = self.mean_time_s().max(initial=self.tau_max_s)
-        beyond_all = (
-            (self.num_arms + 1) * longest_s * (1.0 + self.virtual_queue.max(initial=0.0))
-        )
+        beyond_all = (self.num_arms + 1) * longest_s * (1.0 + self.virtual_queue.max(initial=0.0))
         return np.asarray(np.where(tried_now, beyond_all, -beyond_all))
 
     def _value(self, cost: FloatArray, untried: BoolArray) -> FloatArray:

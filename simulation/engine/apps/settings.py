@@ -127,6 +127,9 @@ class AppConfig(SimulationConfig, AppSettings):
         """The settings that count in place of the app's own."""
         return [key for key in self.overridden.split(",") if key]
 
+    def _decides(self, key: str) -> bool:
+        return key in self.overridden_keys
+
     def factors(self, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return how many times as long as this machine each client computes, (num_clients,)."""
         allowed = f"a number above 0, {self.num_clients} of them, or LOW-HIGH"

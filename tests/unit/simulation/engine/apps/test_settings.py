@@ -54,6 +54,15 @@ def test_zeros_that_mean_the_default_do() -> None:
     assert strategy_settings(even_weights="false")["even_weights"] is False
 
 
+def test_what_fits_the_apps_own_mode_is_for_its_strategy_to_say() -> None:
+    assert strategy_settings(buffer_size=20)["buffer_size"] == 20
+    assert strategy_settings(late_updates="use")["late_updates"] == "use"
+    with pytest.raises(ConfigError, match="0 without mode = buffered"):
+        strategy_settings(buffer_size=20, mode="rounds")
+    with pytest.raises(ConfigError, match="drop without num-spare"):
+        strategy_settings(late_updates="use", num_spare=0)
+
+
 def test_a_target_stops() -> None:
     class Record:
         accuracy: float | None = 0.7
