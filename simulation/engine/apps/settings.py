@@ -17,6 +17,7 @@ from flower_scheduling.server.runs.resume import read_settings, resumed_settings
 from flower_scheduling.server.settings.base import CompressionSettings, Settings, setting
 from flower_scheduling.server.settings.fleet import WRAPPED, set_by_the_app
 from flower_scheduling.server.settings.run import ServerConfig
+from flower_scheduling.user_config import merged_overrides
 
 from ...environments.recorded import RunRecord, read_record, require_run
 from ...environments.traces import Traces, read_traces
@@ -323,7 +324,11 @@ def resumed_app_config(run_dir: Path, given: Mapping[str, Any]) -> AppConfig:
     if "num-clients" not in before:
         message = "must be a run of this command, not of flower-server or of an app of its own"
         raise ConfigError("resume", str(run_dir), message)
-    return app_config_of(resumed_settings(run_dir, given, AppConfig, app_keys(before)))
+    settings = resumed_settings(run_dir, given, AppConfig, app_keys(before))
+    if "run-config" in given:  # what was given at first stays, unless it is given anew
+        earlier, later = str(before.get("run-config", "")), str(given["run-config"])
+        settings["run-config"] = merged_overrides("run-config", earlier, later)
+    return app_config_of(settings)
 
 
 def app_keys(settings: Mapping[str, Any]) -> frozenset[str]:

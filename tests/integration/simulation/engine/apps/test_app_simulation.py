@@ -113,9 +113,15 @@ def test_the_same_seed_is_the_same_run_and_a_flag_counts_for_the_wrapper(tmp_pat
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path: Path) -> None:
     app = write_app(tmp_path)
     asked = ["--app", app, *FEW, "--strategy", "cs-ucb", "--seed", "3"]
-    assert simulate(*asked, "--run-config", "num-server-rounds=12", "--run-dir", "whole") == 0
-    assert simulate(*asked, "--run-config", "num-server-rounds=5", "--run-dir", "parts") == 0
+    noise = "noise=0.5"  # which stays, unless it is given anew
+    assert (
+        simulate(*asked, "--run-config", f"{noise} num-server-rounds=12", "--run-dir", "whole") == 0
+    )
+    assert (
+        simulate(*asked, "--run-config", f"{noise} num-server-rounds=5", "--run-dir", "parts") == 0
+    )
     assert simulate("--resume", "parts", "--run-config", "num-server-rounds=12") == 0
+    assert settings_of(tmp_path / "parts")["app-config"] == {"num-server-rounds": 12, "noise": 0.5}
     assert rounds_of(tmp_path / "parts") == rounds_of(tmp_path / "whole")
     model = "model.safetensors"
     assert (tmp_path / "parts" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
