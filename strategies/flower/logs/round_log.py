@@ -110,10 +110,14 @@ def round_text(record: RoundRecord) -> str:
     shown = sorted(record.results, key=lambda r: (r.completed, -(r.rtt_s or 0.0)))
     shown = record.results if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN]
     words = []
+    said = set()  # in a buffered step a client may fail in the same way many times
     for result in shown:
         if result.reason is None:
             what = "" if result.rtt_s is None else f" {seconds(result.rtt_s)}"
+        elif (result.arm, result.reason) in said:
+            what = f" {failure_kind(result.reason)} again"
         else:
+            said.add((result.arm, result.reason))
             reason = result.reason
             cut = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}..."
             what = f" {cut}"

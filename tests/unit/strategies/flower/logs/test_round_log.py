@@ -87,6 +87,14 @@ def test_the_line_of_many_clients_names_those_that_failed_and_the_slowest() -> N
     assert len(text) < 400
 
 
+def test_a_failure_that_a_client_repeats_in_a_step_is_written_once() -> None:
+    error = "client error: ValueError: shapes (3,) and (4,) not aligned"
+    none: list[None] = [None] * 3
+    failed = {"rtt_s": none, "compute_s": none, "link_s": none, "reason": [error] * 3}
+    text = round_text(half_failed(1, selected=[0, 0, 2], buffered=True, **failed))
+    assert f"a {error}, a client error again, c {error};" in text
+
+
 def test_the_end_has_shares_against_floors(
     lines: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
