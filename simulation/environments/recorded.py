@@ -28,6 +28,7 @@ FEW: Final = 10
 _WELL_KNOWN: Final = 2 * FEW
 _LARGEST_FLOOR: Final = float(np.nextafter(1.0, 0.0))
 _PARAMS: Final = ("beta", "truncate")
+_NOTABLE: Final = 0.01
 _MOST_NAMED: Final = 5
 _MOST_SAMPLES: Final = 2000
 # Size of the sample of a client hardly known.
@@ -253,6 +254,11 @@ class RunRecord:
     buffered: bool = False
     num_steps: int = 0
     by_speed: bool = False
+
+
+def counts_for_more(time_s: float, measured_s: float) -> bool:
+    """Whether a record counts for notably more than was measured: failures came early."""
+    return time_s - measured_s > _NOTABLE * time_s
 
 
 def read_record(run_dir: Path) -> RunRecord:

@@ -174,6 +174,7 @@ def test_good_luck_is_told_beside_what_it_would_explain() -> None:
         policy="cs-ucb",
         other="random",
         recorded_s=100.0,
+        measured_s=100.0,
         again_s=Estimate(120.0, 90.0, 150.0, 40),
         other_s=Estimate(240.0, 200.0, 280.0, 40),
         saved_s=Estimate(120.0, 60.0, 180.0, 40),
@@ -188,7 +189,12 @@ def test_good_luck_is_told_beside_what_it_would_explain() -> None:
         "on the same latencies would have taken 240 s for as many rounds (95 %: 200 to 280): saved "
         "50 % (95 %: 30 % to 70 %)."
     )
-    assert "when replayed" not in replace(found, recorded_s=119.0).sentence
+    assert "when replayed" not in replace(found, recorded_s=119.0, measured_s=119.0).sentence
+    early = replace(found, measured_s=20.0).sentence
+    assert early.startswith(
+        "Scheduling with cs-ucb took 20.0 s, which here count as 100 s with the whole deadline for "
+        "each failure, and 120 s on average when replayed."
+    )
 
 
 def test_what_hangs_on_clients_hardly_tried_is_no_number() -> None:
@@ -196,6 +202,7 @@ def test_what_hangs_on_clients_hardly_tried_is_no_number() -> None:
         policy="cs-ucb",
         other="random",
         recorded_s=100.0,
+        measured_s=100.0,
         again_s=None,
         other_s=Estimate(300.0, 120.0, 600.0, 40),
         saved_s=Estimate(200.0, 20.0, 500.0, 40),
