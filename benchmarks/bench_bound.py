@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from bench_modes import write
 
 from flower_scheduling.simulation.benchmark.scenario import Scenario
 from flower_scheduling.simulation.benchmark.tasks import SEED
@@ -124,8 +125,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = table(1 if arguments.quick else NUM_DROPS)
     if arguments.write:
-        before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
-        PAGE.write_text(before + MARK + found + MARK + after, encoding="utf-8")
+        write(PAGE, MARK, found)
 
 
 if __name__ == "__main__":

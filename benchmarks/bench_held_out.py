@@ -6,7 +6,7 @@
 
 Other numbers of clients, deadlines, tails, failure rates and times of change than in the league's
 own scenarios, with the same kinds of targets: 1.05 where nothing changes, 1.15 where clients fail,
-change or are many, 1.40 where a failure costs a minute or more. Some three minutes.
+change or are many, 1.40 where a failure costs 45 s. Some three minutes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from bench_modes import write
+
 from flower_scheduling.simulation.benchmark.results import ratio
 from flower_scheduling.simulation.benchmark.scenario import Scenario
 from flower_scheduling.simulation.benchmark.tasks import Result, jobs_of, results_of
@@ -28,10 +30,10 @@ MARK: Final = "<!-- bench_held_out.py -->\n"
 POLICIES: Final = ["cs-ucb-adaptive", "cs-ucb-q-adaptive"]
 STATIONARY, HARDER, COSTLY = 1.05, 1.15, 1.4
 
-Settings = Mapping[str, Any]
 
-
-def _scenario(summary: str, target: float, world: Settings | None = None, **more: Any) -> Scenario:
+def _scenario(
+    summary: str, target: float, world: Mapping[str, Any] | None = None, **more: Any
+) -> Scenario:
     """Return a scenario of 50 repetitions, unless ``more`` has other settings."""
     settings = {"name": summary, "summary": summary, "target": target, "seeds": 50, **more}
     settings = {key.replace("_", "-"): value for key, value in settings.items()}
@@ -119,8 +121,7 @@ def main() -> None:
     found = table(4 if arguments.quick else 0)
     print(found, end="")
     if arguments.write:
-        before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
-        PAGE.write_text(before + MARK + found + MARK + after, encoding="utf-8")
+        write(PAGE, MARK, found)
 
 
 if __name__ == "__main__":
