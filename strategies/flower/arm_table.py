@@ -46,6 +46,10 @@ class Arm:
     pause, next_try : int
         For how many rounds it is left out, and the first in which it may be selected again, if it
         has no examples.
+    failures : int
+        How often its work has come to nothing in a row; what the link loses does not count.
+    rest_end_s : float
+        When it may be selected again after such failures, on the grid's clock [s]; 0: at once.
     """
 
     index: int
@@ -59,6 +63,8 @@ class Arm:
     sized: bool = False
     pause: int = 0
     next_try: int = 0
+    failures: int = 0
+    rest_end_s: float = 0.0
 
     @property
     def empty(self) -> bool:
@@ -74,6 +80,7 @@ _COLUMNS: Final = (
     "_queried",
     "_size",
     "_next_try",
+    "_rest_end_s",
     "_node",
     "_seen",
 )
@@ -84,8 +91,9 @@ class ArmTable:
 
     An arm is a *member*, and so accrues the rounds it is owed, while its node is connected and not
     on leave. It is *available* while it is connected, not busy and not opted out. It is neither
-    while it owes an answer to the query that every newcomer is asked as soon as it is free. An arm
-    without examples is no member, and available only when it is to be tried again.
+    while it owes an answer to the query that every newcomer is asked as soon as it is free, nor
+    while it rests after failures. An arm without examples is no member, and available only when it
+    is to be tried again.
 
     What the rounds need of all arms is in arrays: of ten thousand few change between two rounds.
 
@@ -125,6 +133,7 @@ class ArmTable:
         self._queried = np.zeros(0, dtype=np.bool_)
         self._size = np.zeros(0)  # NaN while unknown
         self._next_try = np.zeros(0, dtype=np.int64)
+        self._rest_end_s = np.zeros(0)
         self._node = np.zeros(0, dtype=np.uint64)
         self._seen = np.zeros(0, dtype=np.int64)  # last round as a member, from 1; 0: not noted yet
 
@@ -141,6 +150,9 @@ class ArmTable:
         self._clear_nodes(self._free, grid.opted_out())
         self._staying = self._present.copy()
         self._clear_nodes(self._staying, grid.on_leave())
+        awake = self._rest_end_s <= grid.now()
+        self._free &= awake
+        self._staying &= awake
 
     def note(self, arm: Arm) -> None:
         """Take note that what is known of an arm has changed."""
@@ -148,6 +160,7 @@ class ArmTable:
         self._queried[index] = arm.queried
         self._size[index] = math.nan if arm.num_examples is None else arm.num_examples
         self._next_try[index] = arm.next_try
+        self._rest_end_s[index] = arm.rest_end_s
         self._node[index] = arm.node_id
         self._rows[index] = self._state = self._names = None
         self.version += 1
@@ -238,6 +251,18 @@ class ArmTable:
     def num_available(self) -> int:
         """How many arms can be selected now."""
         return int(np.count_nonzero(self.available))
+
+    def resting(self, now_s: float) -> list[Arm]:
+        """Return the connected arms that rest after failures."""
+        mask = self._present & (self._rest_end_s > now_s)
+        return [self.arms[i] for i in np.flatnonzero(mask).tolist()]
+
+    def end_rests(self) -> None:
+        """Let all arms be tried again: the clock that their rests are measured on is another."""
+        for arm in self.arms:
+            if arm.rest_end_s:
+                arm.rest_end_s = 0.0
+                self.note(arm)
 
     def unqueried(self) -> list[Arm]:
         """Return the free arms whose name and size are not known yet."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from flower_scheduling.reasons import TIMEOUT
+
 from .arm_discovery import ArmDiscovery
 from .arm_table import Arm, ArmTable
+from .logs.rate_limited_log import RateLimitedLog
+from .record import ArmResult, failure_kind
 from .timed_grid import LOGGER, TimedExchange
 
 _ANSWER_STEP_S = 0.05
@@ -16,6 +21,9 @@ _FIRST_WAIT = 10  # times the bound on other waits
 _FIRST_PAUSE = 10  # rounds without a client that has no examples
 _LONGEST_PAUSE = 160
 _MAX_NAMED = 5
+_FAILURES = 3  # in a row, after which a client rests
+_LONGEST_REST_S = 60.0
+_LONGEST_REST = 8.0  # times what its work took, if that is longer
 _GONE_ROUNDS = 100  # away, after which a client does not count in floors by size
 
 
@@ -49,6 +57,7 @@ class Membership:
         self.sizes_changed = True
         self._wait_s = wait_s
         self._discovery = ArmDiscovery(self.table, query_timeout_s, asks=asks)
+        self._log = RateLimitedLog(time.monotonic)
 
     @property
     def arms(self) -> list[Arm]:
@@ -82,7 +91,8 @@ class Membership:
     ) -> None:
         """Wait until so many clients are available, within the bound; log the wait now and then.
 
-        It does not wait where so many are there and none of them has examples. At the bound those
+        It does not wait where so many are there and none of them has examples. A client that rests
+        after failures is taken as soon as its rest is over. At the bound those
         that are connected, and have not told their name and size, are taken as they are: of a node
         that starts a process for each message the first answer may take longer.
         """
@@ -102,16 +112,23 @@ class Membership:
             if logged is None or available != logged[0] or waited_s - logged[1] >= _LOG_AGAIN_S:
                 logged = (available, waited_s)
                 LOGGER.info(
-                    "waiting for clients for %s: %d of %d available, %.0f of %.0f s%s",
+                    "waiting for clients for %s: %d of %d available, %.0f of %.0f s%s%s",
                     what,
                     available,
                     num_clients,
                     waited_s,
                     wait_s,
                     self._silent_text(),
+                    self._resting_text(grid.now()),
                 )
-            grid.wait(min(_ANSWER_STEP_S, left_s) if len(self._discovery) else left_s)
+            grid.wait(self._pause_s(grid.now(), left_s))
             self.sync(grid)
+
+    def _pause_s(self, now_s: float, left_s: float) -> float:
+        """Return how long to wait before the next look [s]."""
+        if len(self._discovery):
+            left_s = min(_ANSWER_STEP_S, left_s)
+        return min([left_s, *(arm.rest_end_s - now_s for arm in self.table.resting(now_s))])
 
     def _take_silent(self, what: str) -> None:
         """Let clients that have not answered their query take part without."""
@@ -124,6 +141,48 @@ class Membership:
         """Return which clients are connected and free, but have not answered their query."""
         arms = self.table.unqueried()
         return f"; connected, but without an answer so far: {_listed(arms)}" if arms else ""
+
+    def _resting_text(self, now_s: float) -> str:
+        """Return which clients rest after failures."""
+        arms = self.table.resting(now_s)
+        return f"; left out for a while after failures: {_listed(arms)}" if arms else ""
+
+    def note_results(self, results: Iterable[ArmResult], now_s: float) -> None:
+        """Let clients rest whose work comes to nothing time and again.
+
+        After the third failure in a row a client is left out for as long as its work took, and for
+        a second at least; after each further one for twice as long, up to eight times as long as
+        its work takes, or a minute. One that fails at once would otherwise be asked without end
+        where the others are away or at work. Missed deadlines are of the link, and do not count.
+
+        Parameters
+        ----------
+        results : iterable of ArmResult
+            What has ended, each result once.
+        now_s : float
+            The grid's time [s].
+        """
+        for result in results:
+            arm = self.arms[result.arm]
+            if result.reason is None:
+                if arm.failures:
+                    arm.failures, arm.rest_end_s = 0, 0.0
+                    self.table.note(arm)
+            elif (kind := failure_kind(result.reason)) != TIMEOUT:
+                arm.failures += 1
+                if (doublings := arm.failures - _FAILURES) >= 0:
+                    work_s = max(1.0, result.rtt_s or 0.0)
+                    longest_s = max(_LONGEST_REST_S, _LONGEST_REST * work_s)
+                    rest_s = min(work_s * 2.0 ** min(doublings, 32), longest_s)
+                    arm.rest_end_s = now_s + rest_s
+                    if not doublings:
+                        text = (
+                            f"{arm.name} has failed {_FAILURES} times in a row ({kind}): it is "
+                            f"left out for {rest_s:.3g} s, for longer each time that it fails "
+                            f"again, up to {longest_s:.3g} s, and owed nothing meanwhile"
+                        )
+                        self._log.log("left out after failures", arm.name, text)
+                self.table.note(arm)
 
     def learn_sizes(self, server_round: int, num_examples: Mapping[int, float | None]) -> None:
         """Take the ``num-examples`` of replies, by arm, as sizes.

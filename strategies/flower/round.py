@@ -454,6 +454,7 @@ class TrainingRound(ModelStep):
         late_s = self._late_rtt_s if parts.spares.num_spare else None
         parts.policy.tell(self._selection, told, self._sorted.updates, late_s)
         parts.policy.note_used([each.arm for each in self._late_results if each.completed])
+        parts.membership.note_results([*self._late_results, *self._results], parts.timed.now())
         if deadline.is_found:
             parts.policy.set_tau_max(deadline.level_s, unit_s=deadline.unit_s)
         self._selection = None

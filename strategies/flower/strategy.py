@@ -697,6 +697,8 @@ class ScheduledStrategy(Strategy):
             explain=bool(started.explain),
             unit=self._unit,
         )
+        if self._resumed is None:  # else it is known later whether the clock is the same
+            self.arms.end_rests()
         # The run goes on without the model that it began with.
         arrays, started.arrays = started.arrays, ArrayRecord()
         self._run = _Run(
@@ -731,6 +733,8 @@ class ScheduledStrategy(Strategy):
             virtual = parts.timed.now() == self._resumed["now_s"]
             if virtual:
                 run.begin_s = self._resumed["begin_s"]
+            else:
+                self.arms.end_rests()
             if run.channels is not None:
                 run.channels.load_state_dict(self._resumed["channels"], at_work=virtual)
             if self._spares.uses_late:

@@ -637,6 +637,7 @@ class Channels:
             place = len(one.results)
             one.delivered.append(_Delivered(place, work.arm, update, sent, staleness))
         one.results.append(result)
+        parts.membership.note_results([result], parts.timed.now())
 
     def _learn(
         self,

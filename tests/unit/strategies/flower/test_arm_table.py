@@ -21,6 +21,10 @@ class Nodes:
         self.late: set[int] = set()  # gone when they are looked at
         self.at_work: set[int] = set()
         self.out: set[int] = set()
+        self.now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)

@@ -99,8 +99,9 @@ def test_a_client_that_sends_the_model_back_fails(mode: str) -> None:
     found = reasons(records, 0)
     # In buffered mode it is the first to answer, when no other client is known yet.
     assert found[2:] == [MODEL] * (len(found) - 2)
+    assert 3 < len(found) < 20, "it is left out for a while after the third time in a row"
     if mode == "rounds":
-        assert found == [MODEL] * 20
+        assert found == [MODEL] * len(found)
     assert all(reason is None for arm in (1, 2, 3) for reason in reasons(records, arm))
     policy: Any = scheduled.policy
     assert policy.failure_count[0] >= len(found) - 2, "the policy learns that it fails"
@@ -120,8 +121,8 @@ def test_rounding_is_no_work(dtype: type[np.floating[Any]]) -> None:
     def rounded(key: str, values: NDArray[Any]) -> NDArray[Any]:
         return (values * np.float32(1.0 + 2e-7)).astype(dtype)
 
-    records, *_ = run([client(rounded), working(1), working(2)])
-    assert reasons(records, 0) == [MODEL] * 6
+    records, *_ = run([client(rounded), working(1), working(2)], rounds=3)
+    assert reasons(records, 0) == [MODEL] * 3
 
 
 def test_values_that_are_no_numbers_in_the_model_are_no_work_either() -> None:
@@ -177,7 +178,9 @@ def test_a_client_whose_data_have_nothing_more_to_teach_is_believed() -> None:
         return worker(message) if count <= 5 else client(same)(message)
 
     records, *_ = run([converged, working(2), working(3)], rounds=20)
-    assert reasons(records, 0) == [None] * 10 + [MODEL] * 10, "as often as it has worked"
+    found = reasons(records, 0)
+    assert found[:13] == [None] * 10 + [MODEL] * 3, "as often as it has worked"
+    assert set(found[13:]) <= {MODEL}
 
 
 def test_a_client_without_examples_is_none() -> None:
@@ -203,8 +206,8 @@ def test_a_rule_of_the_apps_own_decides_what_replies_may_be() -> None:
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
             return super().aggregate_train(server_round, replies)
 
-    records, *_ = run(clients, strategy=Logging(), accept_unchanged=False)
-    assert reasons(records, 0) == [MODEL] * 6
+    records, *_ = run(clients, strategy=Logging(), accept_unchanged=False, rounds=3)
+    assert reasons(records, 0) == [MODEL] * 3
 
 
 def test_what_clients_have_sent_survives_a_restart() -> None:
