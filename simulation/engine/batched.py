@@ -41,6 +41,7 @@ from flower_scheduling.strategies import (
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
 from flower_scheduling.strategies.deadline import AUTO
 from flower_scheduling.strategies.floors import QueuePolicy
+from flower_scheduling.strategies.flower.membership import rest_after
 from flower_scheduling.strategies.flower.replies import LARGEST_VALUE
 from flower_scheduling.strategies.flower.strategy import BUFFERED
 from flower_scheduling.strategies.local_work import EQUAL_TIME, WorkBySpeed
@@ -278,6 +279,8 @@ class BatchedRun:
         assert config.tau_max_s != AUTO
         self._deadline_s = min(config.tau_max_s, _LONGEST_ROUND_S)
         self._busy_until_s: FloatArray = np.zeros(config.num_clients)
+        self._in_a_row: IntArray = np.zeros(config.num_clients, dtype=np.int64)  # failures
+        self._rest_end_s: FloatArray = np.zeros(config.num_clients)
         self._work = _work_by_speed(config)
         self._time_s = 0.0
         self._selections: IntArray = np.zeros(config.num_clients, dtype=np.int64)
@@ -313,9 +316,10 @@ class BatchedRun:
     def _play_round(self, t: int) -> None:
         """Select, train and learn, as ``ScheduledStrategy`` on a ``VirtualGrid`` does."""
         draw = self._environment.round(t)
-        available = draw.available & (self._busy_until_s <= self._time_s)
+        member = self._rest_end_s <= self._time_s
+        available = draw.available & (self._busy_until_s <= self._time_s) & member
         self._note_sizes(available)
-        selection = self._policy.ask(RoundContext(t, available))
+        selection = self._policy.ask(RoundContext(t, available, member))
         arms = selection.positions
         steps = self._ask_steps(arms, available)
 
@@ -347,6 +351,8 @@ class BatchedRun:
                 reported["loss"][delivered] = loss
             useless = delivered[~usable]
             completed[useless] = False
+            for arm, each in zip(delivered.tolist(), usable.tolist(), strict=True):
+                self._note_result(arm, time_s[arm], usable=each)
             for values in reported.values():
                 values[useless] = np.nan
             for arm, number in zip(delivered[usable].tolist(), steps[on_time][usable], strict=True):
@@ -358,6 +364,12 @@ class BatchedRun:
         self._failures[arms] += ~completed.take(arms)
         if self._hook is not None:
             self._hook(t, mask, mask & completed, self._time_s)
+
+    def _note_result(self, arm: int, time_s: float, *, usable: bool) -> None:
+        """Let a client rest whose work comes to nothing, as :class:`.Membership` does."""
+        self._in_a_row[arm] = 0 if usable else self._in_a_row[arm] + 1
+        rest_s = rest_after(int(self._in_a_row[arm]), time_s)
+        self._rest_end_s[arm] = self._time_s + rest_s if rest_s else 0.0
 
     def _length(
         self, arms: IntArray, time_s: FloatArray, completed: BoolArray

@@ -87,6 +87,7 @@ class BufferedRun(BatchedRun):
             self._decisions += 1
             draw = self._environment.round(self._decisions)
             busy = self._at_work | (self._busy_until_s > self._time_s)
+            busy |= self._rest_end_s > self._time_s
             available = draw.available & ~busy
             self._note_sizes(available)
             self._idle = available
@@ -151,6 +152,8 @@ class BufferedRun(BatchedRun):
             sketches = self._sketched(one, trained[np.newaxis], work.model)
         completed = selection.mask & usable
         self._policy.tell(selection, RoundOutcome(times, completed, reported, sketches))
+        if work.on_time:
+            self._note_result(arm, work.time_s, usable=usable)
         self._selections[arm] += 1
         self._failures[arm] += not usable
         if self._hook is not None:

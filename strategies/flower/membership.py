@@ -27,6 +27,26 @@ _LONGEST_REST = 8.0  # times what its work took, if that is longer
 _GONE_ROUNDS = 100  # away, after which a client does not count in floors by size
 
 
+def rest_after(failures: int, work_s: float) -> float:
+    """Return for how long a client is left out that fails time and again [s].
+
+    After the third failure in a row it is as long as its work took, and a second at least; after
+    each further one twice as long, up to eight times as long as its work takes, or a minute.
+
+    Parameters
+    ----------
+    failures : int
+        Failures in a row so far.
+    work_s : float
+        How long its work took [s].
+    """
+    if failures < _FAILURES:
+        return 0.0
+    shortest_s = max(1.0, work_s)
+    longest_s = max(_LONGEST_REST_S, _LONGEST_REST * shortest_s)
+    return min(shortest_s * 2.0 ** min(failures - _FAILURES, 32), longest_s)
+
+
 class Membership:
     """Keep the table of arms in step with a grid, and wait until enough of them are available.
 
@@ -150,10 +170,9 @@ class Membership:
     def note_results(self, results: Iterable[ArmResult], now_s: float) -> None:
         """Let clients rest whose work comes to nothing time and again.
 
-        After the third failure in a row a client is left out for as long as its work took, and for
-        a second at least; after each further one for twice as long, up to eight times as long as
-        its work takes, or a minute. One that fails at once would otherwise be asked without end
-        where the others are away or at work. Missed deadlines are of the link, and do not count.
+        One that fails at once would otherwise be asked without end where the others are away or at
+        work. For how long see :func:`rest_after`; missed deadlines are of the link, and do not
+        count.
 
         Parameters
         ----------
@@ -170,19 +189,20 @@ class Membership:
                     self.table.note(arm)
             elif (kind := failure_kind(result.reason)) != TIMEOUT:
                 arm.failures += 1
-                if (doublings := arm.failures - _FAILURES) >= 0:
-                    work_s = max(1.0, result.rtt_s or 0.0)
-                    longest_s = max(_LONGEST_REST_S, _LONGEST_REST * work_s)
-                    rest_s = min(work_s * 2.0 ** min(doublings, 32), longest_s)
+                if rest_s := rest_after(arm.failures, result.rtt_s or 0.0):
                     arm.rest_end_s = now_s + rest_s
-                    if not doublings:
-                        text = (
-                            f"{arm.name} has failed {_FAILURES} times in a row ({kind}): it is "
-                            f"left out for {rest_s:.3g} s, for longer each time that it fails "
-                            f"again, up to {longest_s:.3g} s, and owed nothing meanwhile"
-                        )
-                        self._log.log("left out after failures", arm.name, text)
+                    self._log_rest(arm, kind, rest_s)
                 self.table.note(arm)
+
+    def _log_rest(self, arm: Arm, kind: str, rest_s: float) -> None:
+        if arm.failures == _FAILURES:
+            self._log.log(
+                "left out after failures",
+                arm.name,
+                f"{arm.name} has failed {_FAILURES} times in a row ({kind}): it is left out for "
+                f"{rest_s:.3g} s, for longer each time that it fails again, and owed nothing "
+                "meanwhile",
+            )
 
     def learn_sizes(self, server_round: int, num_examples: Mapping[int, float | None]) -> None:
         """Take the ``num-examples`` of replies, by arm, as sizes.
