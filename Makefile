@@ -98,6 +98,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/bench_deadline.py
 	$(BIN)/python benchmarks/bench_bound.py
 	$(BIN)/python benchmarks/bench_held_out.py
+	$(BIN)/python benchmarks/bench_first_times.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST)

@@ -41,6 +41,11 @@ _CHANGE_PLAYS: Final = 8
 counts at most, and plays before it is trusted."""
 _RETRIAL_SHARE: Final = 0.05
 """Share of the time since the last one that another trial of all arms may cost."""
+_COLD_EXCESS: Final = math.log(2.0)
+_COLD_ERRORS: Final = 3.0
+_COLD_PRIOR: Final = 2.0
+"""Of first times: how much longer than second ones they are before that counts, in logarithms and
+in standard errors, and for how many arms the assumed variance of 1 counts."""
 _LEAST_TIME: Final = 1e-9
 """Shortest time whose logarithm is taken, in units of tau_max."""
 _FORGOTTEN: Final = (
@@ -48,6 +53,7 @@ _FORGOTTEN: Final = (
     *("slower", "faster"),
 )
 """What is learned of an arm and lost when it has changed."""
+_COLD: Final = ("first_excess", "cold_count", "cold_sum", "cold_square")
 _LARGEST: Final = np.finfo(np.float64).max
 
 
@@ -86,6 +92,11 @@ class CsUcbAdaptive(SchedulingPolicy):
       expected as there have been, and at least 1000. With m arms tried, the saving per round is
       estimated by four times what the N-th best of them costs more than the (N m / (m + N))-th
       best, and the price by what such rounds have taken on average, less the N-th best.
+    - The very first time of a client may be many times as long as those that follow: its app loads
+      libraries and data. Arms that were played twice would then look faster than all that were
+      played once, and go on being played. So e_k = ln(first / second time) is noted of each arm.
+      Where the mean e of m arms is at least ln 2, and three standard errors sqrt(v / m), with
+      v = (2 + sum of (e_k - e)^2) / (m + 1), every first time counts as exp(e) times shorter.
     - Two CUSUM detectors per arm (Page, "Continuous inspection schemes", 1954), on the logarithm
       of the time in pooled standard deviations, tell that it has become slower or faster; the
       threshold 2 ln(plays) bounds false alarms. Such an arm is forgotten and tried again, and so
@@ -109,6 +120,10 @@ class CsUcbAdaptive(SchedulingPolicy):
         n and f, since the arm was last forgotten.
     mean_log_time, log_square : (*batch, num_arms) float64
         l, of times in seconds, and S.
+    first_log_time : (*batch, num_arms) float64
+        Logarithm of the very first time, as it was measured [s]; infinite where l does not have it.
+    first_excess : (*batch,) float64
+        e, by which that counts less; 0: none was found.
     """
 
     name: ClassVar[str] = "cs-ucb-adaptive"
@@ -116,9 +131,11 @@ class CsUcbAdaptive(SchedulingPolicy):
     _per_arm: ClassVar[Mapping[str, float]] = {
         **SchedulingPolicy._per_arm,
         **dict.fromkeys(_FORGOTTEN, 0.0),
+        "first_log_time": math.inf,
     }
     _per_row: ClassVar[tuple[str, ...]] = (
         *("log_square_sum", "log_square_count"),
+        *_COLD,
         *("trial_time_s", "num_trials", "since_retrial_s", "num_retrials"),
     )
 
@@ -133,6 +150,12 @@ class CsUcbAdaptive(SchedulingPolicy):
         self.log_square: FloatArray = np.zeros(shape)
         self.slower: FloatArray = np.zeros(shape)  # the detectors
         self.faster: FloatArray = np.zeros(shape)
+        self.first_log_time: FloatArray = np.full(shape, math.inf)
+        self.first_excess: FloatArray = np.zeros(rows)
+        # By how much first times are longer than second ones, of how many arms: sums.
+        self.cold_count: FloatArray = np.zeros(rows)
+        self.cold_sum: FloatArray = np.zeros(rows)
+        self.cold_square: FloatArray = np.zeros(rows)
         # Squares of deviations of logarithms from an arm's own mean, of all arms.
         self.log_square_sum: FloatArray = np.zeros(rows)
         self.log_square_count: FloatArray = np.zeros(rows)
@@ -145,8 +168,12 @@ class CsUcbAdaptive(SchedulingPolicy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` left off.
 
-        Version 0.1.0 kept no squares of each arm: S is taken from those of all arms.
+        Version 0.1.0 kept no squares of each arm: S is taken from those of all arms. Nor did it
+        know first times.
         """
+        if "first_log_time" not in state:
+            known = {name: np.zeros(self.batch_shape) for name in _COLD}
+            state = {"first_log_time": np.full(self.shape, math.inf), **known, **state}
         if "log_square" not in state and {"log_square_sum", "success_count"} <= state.keys():
             squares, count = (np.asarray(state[f"log_square_{key}"]) for key in ("sum", "count"))
             degrees = np.maximum(np.asarray(state["success_count"]) - 1, 0)
@@ -324,6 +351,9 @@ class CsUcbAdaptive(SchedulingPolicy):
         arms, rows, time_s = arms[completed], rows[completed], time_s[completed]
         before = self.success_count.take(arms)
         log_time, mean_log = self._log(time_s), self.mean_log_time.take(arms)
+        if (first := self.play_count.take(arms) == 1).any():  # tell() has counted this one
+            _flat(self.first_log_time)[arms[first]] = log_time[first]
+            log_time[first] -= _flat(self.first_excess)[rows[first]]
         new_mean_log = mean_log + (log_time - mean_log) / (before + 1)
         again = before > 0  # the first has no deviation
         square = np.where(again, (log_time - mean_log) * (log_time - new_mean_log), 0.0)
@@ -333,6 +363,41 @@ class CsUcbAdaptive(SchedulingPolicy):
         _flat(self.log_square)[arms] += square
         _flat(self.mean_log_time)[arms] = new_mean_log
         _flat(self.success_count)[arms] = before + 1
+        second = (before == 1) & np.isfinite(self.first_log_time.take(arms))
+        if second.any():
+            self._compare_first(arms[second], rows[second], log_time[second])
+
+    def _compare_first(self, arms: IntArray, rows: IntArray, log_time: FloatArray) -> None:
+        """Learn from second times by how much the first ones are longer."""
+        excess = self.first_log_time.take(arms) - log_time
+        count, total, square = (_flat(getattr(self, name)) for name in _COLD[1:])
+        for sums, values in ((count, np.ones_like(excess)), (total, excess), (square, excess**2)):
+            sums += np.bincount(rows, values, sums.size)
+        for row in np.unique(rows).tolist():
+            mean = total[row] / count[row]
+            squares = _COLD_PRIOR + max(square[row] - count[row] * mean**2, 0.0)
+            error = math.sqrt(squares / (_COLD_PRIOR + count[row] - 1.0) / count[row])
+            if mean >= max(_COLD_EXCESS, _COLD_ERRORS * error):
+                self._count_first_less(row, mean)
+
+    def _count_first_less(self, row: int, excess: float) -> None:
+        """Let the first times in a row of the batch count for less by so much, as a logarithm."""
+        arms = slice(row * self.num_arms, (row + 1) * self.num_arms)
+        first, plays = _flat(self.first_log_time)[arms], _flat(self.success_count)[arms]
+        mean_log, log_square = _flat(self.mean_log_time)[arms], _flat(self.log_square)[arms]
+        before = _flat(self.first_excess)[row]
+        _flat(self.first_excess)[row] = excess
+        known = np.isfinite(first) & (plays > 0)
+        first, plays = first[known] - before, plays[known]
+        others = (plays * mean_log[known] - first) / np.maximum(plays - 1, 1)  # their mean
+        deviation = first - others
+        less = excess - before
+        change = ((deviation - less) ** 2 - deviation**2) * (plays - 1) / plays
+        log_square[known] = np.maximum(log_square[known] + change, 0.0)
+        _flat(self.log_square_sum)[row] = max(
+            _flat(self.log_square_sum)[row] + float(change.sum()), 0.0
+        )
+        mean_log[known] -= less / plays
 
     def _forget(self, selection: Selection, alarmed: IntArray) -> None:
         """Forget the arms that have changed, and where it is cheap those that were not watched."""
@@ -345,6 +410,7 @@ class CsUcbAdaptive(SchedulingPolicy):
         forgotten |= retried[..., np.newaxis] & ~selection.mask
         for name in _FORGOTTEN:
             getattr(self, name)[forgotten] = 0
+        self.first_log_time[forgotten] = math.inf
 
     def _log(self, time_s: FloatArray) -> FloatArray:
         return np.log(np.maximum(time_s, _LEAST_TIME * self.tau_max_s))

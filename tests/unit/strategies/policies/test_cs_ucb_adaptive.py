@@ -398,3 +398,82 @@ def test_arms_with_a_floor_are_tried_at_once() -> None:
     for round in range(1, 9):
         play(policy, round, np.ones(40))
     assert policy.play_count[30:].min() >= 1
+
+
+# --- first times ----------------------------------------------------------------------------------
+
+
+def cold(policy, rng, rounds: int, mean_s, times: float) -> np.ndarray:
+    """Play rounds in which the first time of each arm is longer; return how often each played."""
+    counts = np.zeros(policy.num_arms, dtype=np.int64)
+    for round in range(1, rounds + 1):
+        time_s = np.asarray(mean_s) * rng.lognormal(0.0, 0.3, policy.num_arms)
+        played = play(policy, round, np.where(counts == 0, time_s * times, time_s))
+        counts[played] += 1
+    return counts
+
+
+def test_first_times_count_for_less_by_hand() -> None:
+    """Of two arms 8 s at first, then 1 s: e = ln 8 > 3 sqrt(v / 2), with v = 2 / 3."""
+    policy = build(num_arms=6, num_selected=6)
+    play(policy, 1, [8.0] * 6)
+    for arm in range(3):
+        play(policy, 2 + arm, [1.0] * 6, only=[arm])
+    assert policy.first_excess == pytest.approx(math.log(8.0))
+    np.testing.assert_allclose(policy.mean_log_time, 0.0, atol=1e-12)
+    np.testing.assert_allclose(policy.log_square, 0.0, atol=1e-12)
+    assert policy.log_square_sum == pytest.approx(0.0, abs=1e-12)
+    play(policy, 5, [2.0] * 6, only=[3])
+    excess = (3 * math.log(8.0) + math.log(4.0)) / 4
+    assert policy.first_excess == pytest.approx(excess), "it goes on learning how much"
+    first = math.log(8.0) - excess
+    np.testing.assert_allclose(policy.mean_log_time[:3], first / 2)
+    np.testing.assert_allclose(policy.mean_log_time[3], (first + math.log(2.0)) / 2)
+    np.testing.assert_allclose(policy.mean_log_time[4:], first)
+    squares = [first**2 / 2] * 3 + [(first - math.log(2.0)) ** 2 / 2]
+    np.testing.assert_allclose(policy.log_square[:4], squares)
+    assert policy.log_square_sum == pytest.approx(sum(squares))
+    policy.add_arms(1)
+    play(policy, 6, [8.0] * 7, only=[6])
+    assert policy.mean_log_time[6] == pytest.approx(first), "a newcomer's as well"
+
+
+def test_first_times_that_are_little_longer_are_scatter() -> None:
+    policy = build(num_arms=6, num_selected=6)
+    play(policy, 1, [1.9] * 6)
+    for round in range(2, 9):
+        play(policy, round, [1.0] * 6)
+    assert policy.first_excess == 0.0
+
+
+def test_a_change_of_all_later_on_is_none_of_first_times() -> None:
+    policy = build(num_arms=6, num_selected=6)
+    for round in range(1, 30):
+        play(policy, round, [1.0 if round < 10 else 9.0] * 6)
+    assert policy.first_excess == 0.0
+
+
+@pytest.mark.parametrize("name", ["cs-ucb-adaptive", "cs-ucb-q-adaptive"])
+@pytest.mark.parametrize("times", [1.0, 10.0])
+def test_the_fastest_are_found_though_first_times_are_longer(name, times) -> None:
+    mean_s = [2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 0.7, 0.6, 0.5, 0.4]
+    for seed in range(5):
+        policy = build(name, num_arms=10, num_selected=4, tau_max_s=60.0)
+        counts = cold(policy, np.random.default_rng(seed), 100, mean_s, times)
+        assert counts[6:].min() > 80, f"seed {seed}: {counts}"
+
+
+def test_what_was_learned_of_first_times_goes_on_with_a_state() -> None:
+    rng = np.random.default_rng(1)
+    policy = build(num_arms=10, num_selected=4, tau_max_s=60.0)
+    cold(policy, rng, 6, np.linspace(1.0, 2.0, 10), 10.0)
+    assert policy.first_excess > 0.0
+    again = build(num_arms=10, num_selected=4, tau_max_s=60.0)
+    again.load_state_dict(policy.state_dict())
+    for round in range(7, 30):
+        times_s = rng.uniform(1.0, 2.0, 10)
+        assert play(policy, round, times_s) == play(again, round, times_s)
+    earlier = {k: v for k, v in policy.state_dict().items() if "cold" not in k and "first" not in k}
+    again.load_state_dict(earlier)
+    assert again.first_excess == 0.0
+    assert not np.isfinite(again.first_log_time).any()
