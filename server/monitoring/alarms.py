@@ -192,6 +192,8 @@ class Alarms:
                 record.turns,
             )
         )
+        member = member.copy()
+        member[record.left_out] = True  # it has not left
         self._follow_members(member)
         if self._judges_deadline:
             self._judge_deadline()

@@ -62,7 +62,7 @@ class StatusCollector:
         """Yield the metrics of this moment."""
         status = self._snapshot()
         clients = GaugeMetricFamily(f"{PREFIX}_clients", "Clients by state.", labels=["state"])
-        for state in ("connected", "available", "busy", "opted_out"):
+        for state in ("connected", "available", "busy", "opted_out", "left_out"):
             clients.add_metric([state], status[state])
         yield clients
         for key, (name, text) in _COUNTERS.items():

@@ -73,8 +73,9 @@ class ServerStatus(RoundCallback):
         Returns
         -------
         dict
-            ``connected``, ``available``, ``busy`` and ``opted_out`` count clients; ``round`` is
-            the last one that ended, 0 before; times are in seconds, ``null`` is unknown. Each of
+            ``connected``, ``available``, ``busy``, ``opted_out`` and ``left_out`` count clients,
+            the last those that have failed time and again, or have no examples; ``round`` is the
+            last one that ended, 0 before; times are in seconds, ``null`` is unknown. Each of
             ``arms`` has its state, ``selections``, ``completed``, ``mean_rtt_s``, ``last_rtt_s``,
             ``share`` of rounds against its ``floor``, virtual ``queue``, and ``failures`` by
             reason. ``deadline_s`` is the given deadline, or the last that was found. ``alarms`` are
@@ -83,8 +84,11 @@ class ServerStatus(RoundCallback):
             ignored, since this server started.
         """
         nodes, totals = _Nodes.of(grid), self._totals
+        left_out = self._left_out(grid)
         with totals.lock:
             last, evaluated, arms = totals.last, totals.evaluated, self._arms()
+            unable = {arm.node_id for arm in arms if arm.index in left_out}
+            unable |= nodes.busy | nodes.opted_out
             status = {
                 "version": package_version(),
                 "uptime_s": time.monotonic() - self._begin_s,
@@ -100,9 +104,10 @@ class ServerStatus(RoundCallback):
                 "server_metrics": totals.server_metrics,
                 "client_metrics": totals.client_metrics,
                 "connected": len(nodes.names),
-                "available": len(nodes.names.keys() - nodes.busy - nodes.opted_out),
+                "available": len(nodes.names.keys() - unable),
                 "busy": len(nodes.busy),
                 "opted_out": len(nodes.opted_out),
+                "left_out": len(left_out),
                 "refused": grid.num_refused,
                 "late_replies": grid.num_late_replies,
                 "ignored_replies": grid.num_ignored_replies,
@@ -111,11 +116,14 @@ class ServerStatus(RoundCallback):
         rows: list[dict[str, Any]] = []
         for begin in range(0, len(arms), _AT_ONCE):
             with totals.lock:  # of ten thousand clients the round need not wait for all
-                rows += [self._row(arm, nodes) for arm in arms[begin : begin + _AT_ONCE]]
+                rows += [
+                    {**self._row(arm, nodes), "left_out": arm.index in left_out}
+                    for arm in arms[begin : begin + _AT_ONCE]
+                ]
             time.sleep(0)  # let the event loop stamp what has arrived
         known = {arm.node_id for arm in arms}
         rows += [
-            {"index": None, "name": name, **nodes.state(node_id)}
+            {"index": None, "name": name, **nodes.state(node_id), "left_out": False}
             for node_id, name in sorted(nodes.names.items())
             if node_id not in known  # not yet an arm, or of another ServerApp
         ]
@@ -141,9 +149,9 @@ class ServerStatus(RoundCallback):
         Returns
         -------
         dict
-            ``connected``, ``busy`` and ``opted_out`` list arms, ``newcomers`` names of clients
-            that are no arms yet; ``last_seen`` has the arms that have left, and when [s since
-            1970].
+            ``connected``, ``busy``, ``opted_out`` and ``left_out`` list arms, ``newcomers`` names
+            of clients that are no arms yet; ``last_seen`` has the arms that have left, and when [s
+            since 1970].
         """
         nodes, arms = _Nodes.of(grid), self._arms()
         connected = [arm.index for arm in arms if arm.node_id in nodes.names]
@@ -156,10 +164,14 @@ class ServerStatus(RoundCallback):
             "connected": connected,
             "busy": [arm.index for arm in arms if arm.node_id in nodes.busy],
             "opted_out": [arm.index for arm in arms if arm.node_id in nodes.opted_out],
+            "left_out": sorted(self._left_out(grid)),
             "newcomers": sorted(name for node, name in nodes.names.items() if node not in known),
             "last_seen": {str(arm): seen for arm, seen in self._last_seen.items()},
             "refused": grid.num_refused,
         }
+
+    def _left_out(self, grid: StreamGrid) -> set[int]:
+        return set() if self._run is None else set(self._run.strategy.arms.left_out(grid.now()))
 
     def _arms(self) -> list[Arm]:
         return [] if self._run is None else list(self._run.strategy.arms.arms)
@@ -211,7 +223,8 @@ def status_table(status: Mapping[str, Any]) -> Table:
     metrics = [f", {key} {value:.4g}" for key, value in found.items() if value is not None]
     caption = (
         f"{status['connected']} connected, {status['available']} available, "
-        f"{status['busy']} busy, {status['opted_out']} opted out, {status['refused']} refused"
+        f"{status['busy']} busy, {status['opted_out']} opted out, "
+        f"{status.get('left_out', 0)} left out, {status['refused']} refused"
     )
     # A server of an earlier version does not say whether its rounds are steps.
     unit, share_of = ("step", "updates") if status.get("buffered") else ("round", "rounds")
@@ -229,6 +242,8 @@ def status_table(status: Mapping[str, Any]) -> Table:
     table.add_column("failures", overflow="fold")
     for arm in rows[:_MAX_ROWS]:
         state = "away" if not arm["connected"] else "opted out" if arm["opted_out"] else ""
+        if not state and arm.get("left_out"):
+            state = "left out"
         table.add_row(
             escape(arm["name"]),  # clients choose their names
             state or ("busy" if arm["busy"] else "free"),

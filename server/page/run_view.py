@@ -343,7 +343,7 @@ class RunView:
             left = max(int(self._config["rounds"]) - done, 0)
             rest_s = left * (last.time_s - begin_s) / span
         connected = live.get("connected")
-        unable = {*live.get("busy", ()), *live.get("opted_out", ())}
+        unable = {arm for key in ("busy", "opted_out", "left_out") for arm in live.get(key, ())}
         return {
             "round": done,
             "time_s": last.time_s if last else None,
@@ -373,6 +373,7 @@ class RunView:
                 else None
             ),
             "opted_out": len(live["opted_out"]) if "opted_out" in live else None,
+            "left_out": len(live.get("left_out", last.left_out if last else ())),
             "newcomers": live.get("newcomers", []),
             "refused": live.get("refused"),
             "suggested_tau_max_s": (self._summary or {}).get("suggested_tau_max_s"),
@@ -426,6 +427,8 @@ class RunView:
                 states[arm] = "free"
             for arm in self._live.get("busy", ()):
                 states[arm] = "busy"
+            for arm in self._live.get("left_out", ()):
+                states[arm] = "left out"
             for arm in self._live.get("opted_out", ()):
                 states[arm] = "opted out"
             return states
@@ -439,6 +442,8 @@ class RunView:
             available = [arm in there for arm in range(last.num_arms)]
         states = ["free" if each else "away" for each in available]
         states += ["away"] * (num_arms - len(states))
+        for arm in last.left_out:
+            states[arm] = "left out"
         for arm in self._work.at_work:
             states[arm] = "busy"
         return states

@@ -108,7 +108,8 @@ def read_line(data: bytes, number: int) -> dict[str, Any]:
         raise ValueError("its lists are not equally long")
     if any(ok and rtt is None for ok, rtt in zip(line["completed"], line["rtt_s"], strict=True)):
         raise ValueError("a client completed without a round-trip time")
-    arms = [arm for key in ("selected", "late", "available", "absent") for arm in line.get(key, ())]
+    lists = ("selected", "late", "available", "absent", "left_out")
+    arms = [arm for key in lists for arm in line.get(key, ())]
     arms += [each["arm"] for key in ("picks", "late_updates") for each in line.get(key, ())]
     if max(arms, default=-1) >= line["num_arms"]:
         raise ValueError(f"it has an arm beyond its {line['num_arms']}")

@@ -231,8 +231,7 @@ class ArmTable:
     @property
     def available(self) -> BoolArray:
         """Arms that can be selected now, (num_arms,) bool."""
-        unfit = (self._size == 0) & (self._next_try > self.round)
-        available: BoolArray = (self._free & self._queried & ~unfit)[: len(self.arms)]
+        available: BoolArray = (self._free & self._queried & ~self._unfit())[: len(self.arms)]
         return available
 
     @property
@@ -256,6 +255,15 @@ class ArmTable:
         """Return the connected arms that rest after failures."""
         mask = self._present & (self._rest_end_s > now_s)
         return [self.arms[i] for i in np.flatnonzero(mask).tolist()]
+
+    def left_out(self, now_s: float) -> list[int]:
+        """Return the connected arms that rest, or have no examples and are not tried again yet."""
+        out = (self._rest_end_s > now_s) | self._unfit()
+        left_out: list[int] = np.flatnonzero((self._present & out)[: len(self.arms)]).tolist()
+        return left_out
+
+    def _unfit(self) -> BoolArray:
+        return (self._size == 0) & (self._next_try > self.round)
 
     def end_rests(self) -> None:
         """Let all arms be tried again: the clock that their rests are measured on is another."""

@@ -166,8 +166,11 @@ class RoundRecord:
     server_metrics : mapping of str to float or None
         Of the new model on the server, beside accuracy and loss; ``None`` if there are none.
     absent : list of int
-        Arms that were owed nothing in this round, having left or being on leave, and were not
+        Arms that were owed nothing in this round, having left, on leave or left out, and were not
         selected. One that is tried again after it was left out belongs to the fleet for a round.
+    left_out : list of int
+        Arms that are connected and left out for a while, since they have failed time and again or
+        have no examples.
     sent_bytes : int or None
         Size of the round's messages as they travel [bytes]; ``None`` if unknown.
     received_bytes : int or None
@@ -208,6 +211,9 @@ class RoundRecord:
     )
     absent: list[int] = field(
         default_factory=list, metadata=column(list_of(count), when=When.SMALL_FLEETS)
+    )
+    left_out: list[int] = field(
+        default_factory=list, metadata=column(list_of(count), when=When.IF_ANY)
     )
     sent_bytes: int | None = field(default=None, metadata=column(count, when=When.IF_ANY))
     received_bytes: int | None = field(default=None, metadata=column(count, when=When.IF_ANY))

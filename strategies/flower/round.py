@@ -225,6 +225,7 @@ class TrainingRound(ModelStep):
         self._num_arms = 0
         self._available: list[int] = []
         self._absent: list[int] = []
+        self._left_out: list[int] = []
         self.arms: list[int] = []
         self.deadline_s = math.nan
         self._begin_s = math.nan
@@ -248,6 +249,7 @@ class TrainingRound(ModelStep):
         self._num_arms = len(table)
         self._available = np.flatnonzero(table.available).tolist()
         self._absent = np.flatnonzero(~table.member).tolist()
+        self._left_out = table.left_out(parts.timed.now())
         self._selection = parts.policy.ask(self._policy_round, table, parts.wrapped.quorum)
         if parts.explain:
             self._explanation = parts.policy.explain(self._selection)
@@ -514,6 +516,7 @@ class TrainingRound(ModelStep):
             stepped=self.no_step is None,
             no_step=self.no_step,
             absent=[arm for arm in self._absent if arm not in served],
+            left_out=self._left_out,
             sent_bytes=self._sent_bytes,
             received_bytes=self._received_bytes,
             explanation=self._explanation,

@@ -882,6 +882,13 @@ class ScheduledStrategy(Strategy):
         if known < wanted:
             what = "per round" if self._buffer is None else "at work"
             LOGGER.warning("%d clients %s wanted, %d known", wanted, what, known)
+        if (spare := self._spares.num_spare) and known < wanted + spare:
+            LOGGER.warning(
+                "%d spare clients wanted, %d known beyond the %d that a round waits for",
+                spare,
+                max(known - wanted, 0),
+                wanted,
+            )
 
     def _end_round(
         self,

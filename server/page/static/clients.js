@@ -5,7 +5,7 @@ const Clients = (() => {
   const ROWS = 100;
   const seen = (c, i) => {
     if (c.last_seen[i] != null) return Format.ago(c.last_seen[i]);
-    if (["free", "busy", "opted out"].includes(c.state[i]) && !Page.state.run.simulated) return "now";
+    if (["free", "busy", "opted out", "left out"].includes(c.state[i]) && !Page.state.run.simulated) return "now";
     return c.last_round[i] ? `${Page.state.run.buffered ? "step" : "round"} ${c.last_round[i]}` : "–";
   };
   const missed = (c, i) => c.floor[i] != null && c.share[i] != null && c.share[i] < c.floor[i] - 0.01;

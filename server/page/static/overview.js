@@ -77,6 +77,7 @@ const Overview = (() => {
     setText(byId("t-clients"), !clients.name.length ? (there ? "none yet" : "–") : count == null ? String(clients.name.length) : `${count} of ${clients.name.length}`);
     const more = there && clients.name.length ? [`${top.available} available`, `${top.busy} busy`] : idle && top.busy != null ? [`${top.busy} at work`, `${top.available} idle`] : [];
     if (top.opted_out) more.push(`${top.opted_out} opted out`);
+    if (top.left_out) more.push(`${top.left_out} left out`);
     if (top.newcomers.length) more.push(`${top.newcomers.length} new`);
     if (top.refused) more.push(`${top.refused} refused`);
     setText(byId("t-busy"), more.join(", "));

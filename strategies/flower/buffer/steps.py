@@ -272,6 +272,7 @@ class BufferedStep(ModelStep):
         self.configured = False  # whether the wrapped strategy has seen the model of this step
         self.available: list[int] = []
         self.absent: list[int] = []
+        self.left_out: list[int] = []
         self.picks: list[Pick] = []
         self.queue: FloatArray | None = None
         self.begin_s = parts.timed.now()
@@ -392,6 +393,7 @@ class BufferedStep(ModelStep):
             stepped=self.no_step is None,
             no_step=self.no_step,
             absent=self.absent,
+            left_out=self.left_out,
             sent_bytes=sent,
             received_bytes=received,
             buffered=True,
@@ -482,6 +484,8 @@ class Channels:
         one.available = np.flatnonzero(self._parts.policy.selectable(table)).tolist()
         served = {each.arm for each in one.results}
         one.absent = [arm for arm in np.flatnonzero(~table.member).tolist() if arm not in served]
+        left_out = table.left_out(self._parts.timed.now())
+        one.left_out = [arm for arm in left_out if arm not in served]
         self._parts.work.warn(one.results)
         if one.deadline_s is None and self._parts.deadline.is_found:
             one.deadline_s = self._parts.deadline.level_s

@@ -122,7 +122,7 @@ def _optional_values() -> dict[str, object]:
 def test_every_field_of_a_round_is_described(tmp_path: Path) -> None:
     """The fields of the page are those of lines that a run directory has written."""
     everything = {
-        **{"diverged": True, "deadline_s": 1.0, "late": [2]},
+        **{"diverged": True, "deadline_s": 1.0, "late": [2], "left_out": [1]},
         **{"client_metrics": {"loss": 1.0}, "server_metrics": {"f1": 0.5}},
         **{"sent_bytes": 1, "received_bytes": 1},
         "late_updates": [ArmResult(2, "c", 9.0, staleness=1)],

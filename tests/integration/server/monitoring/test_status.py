@@ -43,12 +43,17 @@ class Grid:
     def opted_out(self) -> set[int]:
         return {103}
 
+    def now(self) -> float:
+        return 7.0
+
 
 def started(status: ServerStatus, totals: RunTotals | None = None, **more: Any) -> Any:
     """Start a status with a run; return the run."""
     arms = [Arm(i, f"key{i}", 100 + i, name, 10) for i, name in enumerate("abc")]
     strategy = SimpleNamespace(
-        arms=SimpleNamespace(arms=arms), floors=[0.5, 0.25, 0.0], queues=[0.0, 1.5, 2.0]
+        arms=SimpleNamespace(arms=arms, left_out=lambda now_s: []),
+        floors=[0.5, 0.25, 0.0],
+        queues=[0.0, 1.5, 2.0],
     )
     run: Any = SimpleNamespace(
         **{"tau_max_s": 5.0, **more},
@@ -122,6 +127,17 @@ def test_rounds_are_counted_by_arm(status: ServerStatus) -> None:
     assert (c["connected"], c["selections"], c["share"]) == (False, 0, 0.0)
     assert newcomer["name"] == "newcomer"
     assert newcomer["opted_out"]
+
+
+def test_a_client_that_is_left_out_after_failures_is_neither_free_nor_away() -> None:
+    status = ServerStatus(num_rounds=10)
+    run = started(status)
+    run.strategy.arms.left_out = lambda now_s: [0] if now_s == 7.0 else []
+    told = status.snapshot(Grid())  # type: ignore[arg-type]
+    assert (told["connected"], told["available"], told["left_out"]) == (3, 0, 1)
+    assert [arm["left_out"] for arm in told["arms"]] == [True, False, False, False]
+    assert "left out" in _shown(told)
+    assert status.connections(Grid())["left_out"] == [0]  # type: ignore[arg-type]
 
 
 def test_the_deadline_is_the_given_one_or_the_last_that_was_found(status: ServerStatus) -> None:

@@ -300,6 +300,14 @@ def test_clients_that_came_once_and_left_are_an_alarm() -> None:
     assert found[36][0].startswith("8 clients came once and left, pod-7 last: ")
 
 
+def test_clients_that_are_left_out_after_failures_have_not_left() -> None:
+    alarms = Alarms()
+    for number in range(1, 40):
+        out = list(range(6)) if number > 3 else []
+        alarms.observe(round_record(number, [6], num_arms=7, absent=out, left_out=out))
+    assert alarms.active([f"pod-{number}" for number in range(7)], None, 0) == []
+
+
 def test_clients_that_come_again_have_not_left_for_good() -> None:
     alarms = Alarms()
     for number in range(1, 100):

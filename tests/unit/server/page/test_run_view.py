@@ -256,6 +256,10 @@ def test_clients_that_are_there_before_their_first_round_are_listed(run: Run) ->
     live = {"time": time.time(), "connected": [0, 1, 3], "busy": [], "opted_out": []}
     (run.path / "live.json").write_text(json.dumps(live))
     assert look(run)["clients"]["state"] == ["free", "free", "away", "free"]
+    (run.path / "live.json").write_text(json.dumps({**live, "left_out": [1]}))
+    state = look(run)
+    assert state["clients"]["state"] == ["free", "left out", "away", "free"]
+    assert (state["top"]["available"], state["top"]["left_out"]) == (2, 1)
 
 
 def test_regret_is_what_the_slowest_selected_costs_in_expectation(run: Run) -> None:

@@ -216,3 +216,11 @@ def test_late_replies_are_whole_in_a_checkpoint() -> None:
     assert found.reply is not None
     for each in (expected.reply, found.reply):
         assert each.content["arrays"]["w"].numpy().tolist() == [1.0, 1.0]
+
+
+def test_too_few_clients_for_spare_ones_are_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    run(Links(), num_rounds=1, num_selected=7, num_spare=4)
+    assert "4 spare clients wanted, 1 known beyond the 7 that a round waits for" in caplog.messages
+    caplog.clear()
+    run(Links(), num_rounds=1, num_selected=5, num_spare=3)
+    assert not any("spare clients wanted" in line for line in caplog.messages)
