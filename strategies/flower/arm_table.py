@@ -263,7 +263,8 @@ class ArmTable:
         return left_out
 
     def _unfit(self) -> BoolArray:
-        return (self._size == 0) & (self._next_try > self.round)
+        unfit: BoolArray = (self._size == 0) & (self._next_try > self.round)
+        return unfit
 
     def end_rests(self) -> None:
         """Let all arms be tried again: the clock that their rests are measured on is another."""
