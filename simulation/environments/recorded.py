@@ -397,7 +397,8 @@ class RecordedEnvironment:
         return RoundDraw(
             available=np.broadcast_to(self._record.available[row], self.shape),
             download_s=nothing,
-            compute_s=np.where(failed, 0.0, time_s),
+            # A message that takes no time is a query for grids, which no failure concerns.
+            compute_s=np.where(failed, self._record.tau_max_s, time_s),
             upload_s=nothing,
             failed=failed,
             member=np.broadcast_to(self._record.member[row], self.shape),
