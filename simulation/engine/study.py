@@ -59,8 +59,8 @@ class StudyResult:
     Attributes
     ----------
     total_time_s : (num_seeds,) float64
-        Sum over rounds of the slowest selected arm's time, at most tau_max; 0 for an empty round
-        [s].
+        Sum over rounds of the slowest selected arm's time, at most tau_max; 0 for an empty round.
+        One that failed takes tau_max, or until that was known where the environment says when [s].
     failures : (num_seeds,) int64
         How often a selected arm missed the deadline.
     play_count : (num_seeds, num_arms) int64
@@ -311,6 +311,8 @@ def run_chunk(
         time_s = draw.round_trip_time_s
         outcome = RoundOutcome(time_s, time_s <= tau_max_s)
         cost_s = np.minimum(time_s, tau_max_s)
+        if draw.failure_s is not None:
+            cost_s = np.where(draw.failed, draw.failure_s, cost_s)
         means_s = env.expected_time_s(tau_max_s, t) if true_means else None
         for tally in tallies.values():
             tally.play(context, outcome, cost_s, means_s)

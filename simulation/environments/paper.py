@@ -40,9 +40,12 @@ class RoundDraw:
     download_s, compute_s, upload_s : (*batch, num_arms) float64, > 0
         Parts of the round-trip time of each arm, not limited by any deadline [s].
     failed : (*batch, num_arms) bool
-        Arms that would not answer at all in this round.
+        Arms that would deliver nothing in this round.
     member : (*batch, num_arms) bool, optional
         Arms that have joined; ``None``: all.
+    failure_s : (*batch, num_arms) float64, optional
+        After what time it is known that an arm has failed, read only where it has: its error comes,
+        or the deadline has passed. ``None``: at the deadline, all of them [s].
     """
 
     available: BoolArray
@@ -51,6 +54,7 @@ class RoundDraw:
     upload_s: FloatArray
     failed: BoolArray
     member: BoolArray | None = None
+    failure_s: FloatArray | None = None
 
     @property
     def round_trip_time_s(self) -> FloatArray:

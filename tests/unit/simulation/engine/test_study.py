@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -45,6 +45,36 @@ def test_totals_equal_a_plain_recount():
     assert result.failures.tolist() == failures.tolist()
     assert result.play_count.tolist() == counts.tolist()
     assert failures.sum() > 0
+
+
+@pytest.mark.parametrize("early_s", [0.05, 0.3])
+def test_failures_take_until_they_are_known_and_are_told_as_ever(early_s):
+    class Early(Environment):
+        def round(self, t):
+            draw = super().round(t)
+            return replace(draw, failure_s=np.where(draw.failed, early_s, np.nan))
+
+    build = environment(failure_probability=0.4)
+    policies = ["random", "cs-ucb", "cs-ucb-q-adaptive"]
+    whole = run_study(policies, build, **SMALL)
+    early = run_study(policies, partial(Early, **build.keywords), **SMALL)
+    for name in policies:
+        assert np.array_equal(early[name].play_count, whole[name].play_count)
+        assert np.array_equal(early[name].failures, whole[name].failures)
+        assert whole[name].failures.sum() > 0
+        took_s, most_s = early[name].total_time_s, whole[name].total_time_s
+        assert (took_s < most_s).all() if early_s < 0.3 else np.array_equal(took_s, most_s)
+
+
+def test_a_round_of_failures_alone_takes_as_long_as_the_last_of_them():
+    class Failing(Environment):
+        def round(self, t):
+            draw = super().round(t)
+            return replace(draw, failure_s=np.broadcast_to([0.1, 0.2, 0.1, 0.1], draw.failed.shape))
+
+    build = partial(Failing, num_arms=4, failure_probability=1.0)
+    (found,) = run_study(["random"], build, **(SMALL | {"num_selected": 4})).values()
+    assert found.total_time_s == pytest.approx([30 * 0.2] * 5)
 
 
 def test_checkpoints_equal_a_plain_recount():
