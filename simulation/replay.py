@@ -19,7 +19,7 @@ from flower_scheduling.server.settings.run import options_help
 from flower_scheduling.strategies import POLICIES
 
 from .engine.replayer import RECORDED, Replayed, caveats, plays_again, replay, replayable
-from .environments.recorded import RunRecord, counts_for_more, read_record
+from .environments.recorded import RunRecord, read_record
 from .program import strategies_option
 from .terminal.name_table import name_table
 from .terminal.round_bar import RoundBar
@@ -86,9 +86,6 @@ def replay_command(
 
 def _title(record: RunRecord) -> str:
     recorded = f"recorded with {escape(record.policy)}: {record.time_s:.1f} s"
-    if counts_for_more(record.time_s, record.measured_s):
-        counted = f"{record.time_s:.1f} s with the whole deadline for each failure"
-        recorded = f"recorded with {escape(record.policy)}: {record.measured_s:.1f} s, {counted}"
     clients = f"{record.num_selected} of {len(record.names)} clients"
     if not record.buffered:
         return f"{record.num_rounds} rounds, {clients}, {recorded}"

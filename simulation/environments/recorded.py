@@ -16,7 +16,7 @@ from flower_scheduling.server.runs.directory import count_rounds, read_rounds
 from flower_scheduling.server.runs.round_lines import MAX_LISTED_ARMS
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
 from flower_scheduling.strategies.deadline import AUTO, LONGEST_S, as_deadline
-from flower_scheduling.strategies.flower import RoundRecord
+from flower_scheduling.strategies.flower import TIMEOUT, ArmResult, RoundRecord
 from flower_scheduling.strategies.local_work import EQUAL_TIME
 
 from ..wording import plain
@@ -28,7 +28,6 @@ FEW: Final = 10
 _WELL_KNOWN: Final = 2 * FEW
 _LARGEST_FLOOR: Final = float(np.nextafter(1.0, 0.0))
 _PARAMS: Final = ("beta", "truncate")
-_NOTABLE: Final = 0.01
 _MOST_NAMED: Final = 5
 _MOST_SAMPLES: Final = 2000
 # Size of the sample of a client hardly known.
@@ -225,10 +224,16 @@ class RunRecord:
     option : str
         Parameters of its policy, as ``strategy-option`` has them.
     time_s : float
-        Sum of the recorded rounds' lengths, as the study counts them: a client that fails takes the
-        whole deadline [s].
+        Sum of the recorded rounds' lengths, as the study counts them: up to the last client's
+        answer, or until it was known that the last one had failed [s].
     measured_s : float
-        The same as it was measured [s].
+        The same as it was measured, with the server's own work [s].
+    failures_s : tuple of (num_failures,) float64
+        Of each arm after what time each of its failures was known, in their order: when its error
+        came, or else at the end of its round or before that of its buffered step, and never later
+        than the deadline. Empty: all at the deadline [s].
+    unanswered : tuple of (num_failures,) bool
+        Which of these failures were no answer before the deadline; empty like ``failures_s``.
     buffered : bool
         Whether the record is of buffered steps. ``num_rounds`` is then the number of rounds with as
         many updates, ``time_s`` what the steps took, and ``floors`` are those of rounds.
@@ -250,15 +255,12 @@ class RunRecord:
     params: Mapping[str, Any]
     time_s: float
     measured_s: float
+    failures_s: tuple[FloatArray, ...] = ()
+    unanswered: tuple[BoolArray, ...] = ()
     option: str = ""
     buffered: bool = False
     num_steps: int = 0
     by_speed: bool = False
-
-
-def counts_for_more(time_s: float, measured_s: float) -> bool:
-    """Whether a record counts for notably more than was measured: failures came early."""
-    return time_s - measured_s > _NOTABLE * time_s
 
 
 def read_record(run_dir: Path) -> RunRecord:
@@ -284,7 +286,9 @@ def record_of(run: RecordedRun) -> RunRecord:
         If no client was ever selected, or a round is damaged.
     """
     num_rounds, tau_max_s = run.num_rounds, run.tau_max_s
+    longest_s = LONGEST_S if run.finds_deadline else tau_max_s
     samples: list[list[float]] = [[] for _ in run.arms]
+    failures: list[list[tuple[float, bool]]] = [[] for _ in run.arms]
     available = np.zeros((num_rounds, len(run.arms)), dtype=np.bool_)
     member = np.zeros_like(available)
     rng = np.random.default_rng(0)
@@ -303,7 +307,10 @@ def record_of(run: RecordedRun) -> RunRecord:
         for result in record.results:
             taken_s = result.rtt_s if result.completed and result.rtt_s is not None else np.inf
             samples[result.arm].append(taken_s if taken_s <= tau_max_s else np.inf)
-            slowest_s = max(slowest_s, min(taken_s, tau_max_s))
+            if taken_s > tau_max_s:
+                taken_s = _known_s(record, result, longest_s)
+                failures[result.arm].append((taken_s, result.reason in (None, TIMEOUT)))
+            slowest_s = max(slowest_s, taken_s)
         time_s += slowest_s
         measured_s += record.round_s
         last_s = record.time_s
@@ -332,11 +339,29 @@ def record_of(run: RecordedRun) -> RunRecord:
         params={key: run.config[key] for key in _PARAMS if key in run.config},
         time_s=time_s,
         measured_s=measured_s,
+        failures_s=tuple(np.array([known_s for known_s, _ in each]) for each in failures),
+        unanswered=tuple(np.array([late for _, late in each], dtype=np.bool_) for each in failures),
         option=str(run.config.get("strategy-option", "")),
         buffered=buffered,
         num_steps=num_steps,
         by_speed=run.config.get("local-work") == EQUAL_TIME,
     )
+
+
+def _known_s(record: RoundRecord, result: ArmResult, longest_s: float) -> float:
+    """Return after what time it was known, at the latest, that a client had failed [s].
+
+    Its reply says when, or else its round was over by then, or its buffered step. ``longest_s`` is
+    the deadline of rounds that have none of their own.
+    """
+    deadline_s = record.deadline_s or longest_s
+    if result.rtt_s is not None:
+        return min(result.rtt_s, deadline_s)
+    if not record.buffered:
+        return min(record.round_s, deadline_s)
+    if result.begin_s is None:
+        return deadline_s
+    return min(max(record.time_s - result.begin_s, 0.0), deadline_s)
 
 
 class RecordedEnvironment:
@@ -357,6 +382,8 @@ class RecordedEnvironment:
       which those of arms seldom tried weigh most: policies seldom try the slow. The pool's weights
       are drawn for each row (a Bayesian bootstrap), and so is one time between the pool's median
       and three times its longest that was not seen yet: few rounds do not show the longest times.
+    - When a failure is known is drawn from the arm's own failures, however few there are, or from
+      those of all arms where it has none.
 
     The order of the record is lost: what changed in the course of the run is mixed.
 
@@ -384,12 +411,20 @@ class RecordedEnvironment:
         self._laws = _time_laws(record.samples_s, record.tau_max_s, num_rows, rng)
         self._block = -1
         self._times_s: FloatArray = np.empty(0)
+        self._known_s: FloatArray | None = None
+        own_s = record.failures_s
+        self._failures_s: FloatArray = np.concatenate(own_s) if own_s else np.empty(0)
+        # Where those begin that an arm draws from, and how many they are.
+        sizes: IntArray = np.array([values.size for values in own_s], dtype=np.int64)
+        self._first: IntArray = np.where(sizes > 0, np.cumsum(sizes) - sizes, 0)
+        self._count: IntArray = np.where(sizes > 0, sizes, self._failures_s.size)
 
     def round(self, t: int) -> RoundDraw:
         """Return the draw of a round; see :meth:`.Environment.round`."""
         block, offset = divmod(t - 1, _BLOCK)
         if block != self._block:
             self._block, self._times_s = block, self._draw(block)
+            self._known_s = self._draw_known(block)
         time_s = self._times_s[offset]
         failed = np.isinf(time_s)
         row = (t - 1) % self._record.num_rounds
@@ -402,6 +437,7 @@ class RecordedEnvironment:
             upload_s=nothing,
             failed=failed,
             member=np.broadcast_to(self._record.member[row], self.shape),
+            failure_s=None if self._known_s is None else self._known_s[offset],
         )
 
     def expected_time_s(self, tau_max_s: float, t: int = 1) -> FloatArray:
@@ -410,9 +446,12 @@ class RecordedEnvironment:
         done_s = np.stack(means_s, axis=-1)
         return np.asarray(done_s + self._failure * (tau_max_s - done_s))
 
+    def _rng(self, stream: int, block: int) -> np.random.Generator:
+        key = (*self._seed.spawn_key, stream, block)
+        return np.random.default_rng(np.random.SeedSequence(self._seed.entropy, spawn_key=key))
+
     def _draw(self, block: int) -> FloatArray:
-        key = (*self._seed.spawn_key, 1, block)
-        rng = np.random.default_rng(np.random.SeedSequence(self._seed.entropy, spawn_key=key))
+        rng = self._rng(1, block)
         times_s = np.empty((_BLOCK, *self.shape))
         (num_rows,) = self.batch_shape
         for arm, law in enumerate(self._laws):
@@ -420,6 +459,17 @@ class RecordedEnvironment:
             times_s[..., arm] = law[np.arange(num_rows), which]
         times_s[rng.random(times_s.shape) < self._failure] = np.inf
         return times_s
+
+    def _draw_known(self, block: int) -> FloatArray | None:
+        """Draw when the failures of a block are known [s]; ``None``: the record does not say."""
+        if not self._failures_s.size:
+            return None
+        known_s = np.zeros(self._times_s.shape)
+        where = np.nonzero(np.isinf(self._times_s))
+        arms = where[-1]
+        which = self._first[arms] + self._rng(2, block).integers(0, self._count[arms])
+        known_s[where] = self._failures_s[which]
+        return known_s
 
 
 class RecordedFleet:

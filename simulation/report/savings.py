@@ -11,7 +11,7 @@ import numpy as np
 from flower_scheduling.server.settings.run import ServerConfig
 
 from ..engine.replayer import RECORDED, Replayed, caveats, replay, reproduced, spread
-from ..environments.recorded import RunRecord, counts_for_more
+from ..environments.recorded import RunRecord
 from ..theory.estimate import Estimate
 from ..wording import percent, plain, seconds
 
@@ -45,9 +45,7 @@ class SavingsEstimate:
     other : str
         The policy compared with: ``random``; for a run at random, the default policy.
     recorded_s : float
-        Time of the rounds as recorded, each failure with the whole deadline [s].
-    measured_s : float
-        The same as it was measured [s].
+        Time of the rounds as recorded [s].
     again_s : Estimate or None
         Their time when the policy of the run is replayed, if that is part of the comparison [s].
     other_s : Estimate
@@ -74,7 +72,6 @@ class SavingsEstimate:
     policy: str
     other: str
     recorded_s: float
-    measured_s: float
     again_s: Estimate | None
     other_s: Estimate
     saved_s: Estimate
@@ -112,13 +109,13 @@ class SavingsEstimate:
             rounds = f"{self.of_rounds:,} rounds" if self.of_rounds > 1 else "one round"
             return (
                 f"No client delivered anything in time: {rounds} with {plain(self.policy)} took "
-                f"{took}, each selection counted with the whole deadline. {says}"
+                f"{took}. {says}"
             )
         where = " in buffered mode" if self.buffered else ""
-        took = f"Scheduling with {plain(self.policy)}{where} took {self._took}."
+        took = f"Scheduling with {plain(self.policy)}{where} took {seconds(self.recorded_s)}."
         other = "Rounds of randomly selected clients" if self.buffered else "Random selection"
         if self.policy == RANDOM:
-            took = f"Random selection{where} took {self._took}."
+            took = f"Random selection{where} took {seconds(self.recorded_s)}."
             other = f"{'Rounds' if self.buffered else 'Scheduling'} with {self.other}"
         if {percent(self.saved_share.low), percent(self.saved_share.high)} == {percent(0.0)}:
             return f"{took} {other} would have taken just as long for as many {self._unit}."
@@ -141,14 +138,6 @@ class SavingsEstimate:
             f"{seconds(high, like=self.other_s.mean, unit=False)}):"
         )
         return f"{took} {would} {self.verdict}."
-
-    @property
-    def _took(self) -> str:
-        """What the run took, and what it counts here if failures came before their deadline."""
-        if not counts_for_more(self.recorded_s, self.measured_s):
-            return seconds(self.recorded_s)
-        counted = f"{seconds(self.recorded_s)} with the whole deadline for each failure"
-        return f"{seconds(self.measured_s)}, which here count as {counted}"
 
     def _differs(self, again_s: Estimate) -> bool:
         """Whether the run would not explain what is saved: it had good or bad luck."""
@@ -248,7 +237,6 @@ def estimate_savings(
         policy=record.policy,
         other=other,
         recorded_s=record.time_s,
-        measured_s=record.measured_s,
         again_s=mine[0].time_s if paired else None,
         other_s=others.time_s,
         saved_s=spread(saved_s),
@@ -273,12 +261,7 @@ def _caveats(record: RunRecord, found: Sequence[Replayed], *, whole: bool) -> li
         )
     if found[-1].times_s.size < _FEWEST_SEEDS:
         lines.append(f"With {found[-1].times_s.size} repetitions an interval says little.")
-    if counts_for_more(record.time_s, record.measured_s):
-        lines.append(
-            "A client that fails counts with the whole deadline here, as it does for the policies: "
-            f"measured, the rounds took {seconds(record.measured_s)}."
-        )
-    elif record.measured_s - record.time_s > _NOTABLE * record.time_s:
+    if record.measured_s - record.time_s > _NOTABLE * record.time_s:
         lines.append(
             "What the server does in a round besides waiting for clients does not count here: "
             f"measured, the rounds took {seconds(record.measured_s)}."
