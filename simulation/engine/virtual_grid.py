@@ -63,6 +63,7 @@ from ..environments.paper import RoundDraw
 from .compressed_wire import CompressedWire
 
 _FIRST_NODE_ID = 1000  # clear of the SuperLink's own id
+_DRAWN = "failed, as in the recorded run"
 
 
 class GridEnvironment(Protocol):
@@ -98,7 +99,8 @@ class VirtualGrid(OwnGrid):
     Training takes download, local update and upload of the environment's draw for that round,
     evaluation takes download and local update, a query takes no time. An answer that would come
     after the deadline is not computed, but where clients are asked for work by their speed: a local
-    update takes as many times the draw as the client has made times the base work.
+    update takes as many times the draw as the client has made times the base work. A client that
+    fails does not answer, or with an error when the environment says that its failure is known.
 
     Parameters
     ----------
@@ -175,7 +177,9 @@ class VirtualGrid(OwnGrid):
         joined = [True] * len(nodes) if draw.member is None else draw.member.tolist()
         self._joined = list(compress(nodes, joined))
         self._opted_out = set(compress(nodes, (~draw.available).tolist()))
-        self._failed = set(compress(nodes, draw.failed.tolist()))
+        known_s = np.full(len(nodes), math.inf) if draw.failure_s is None else draw.failure_s
+        failed = zip(nodes, known_s.tolist(), strict=True)
+        self._failed = dict(compress(failed, draw.failed.tolist()))  # with when that is known
         self._download_s = draw.download_s.tolist()
         self._compute_s = draw.compute_s.tolist()
         self._upload_s = draw.upload_s.tolist()
@@ -379,7 +383,9 @@ class VirtualGrid(OwnGrid):
         sent_bytes = None if wire is None else wire.sent_bytes(message)
         received_bytes = None
         if node_id in self._failed and rtt_s > 0:  # not a query, which costs nothing
-            return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
+            if (known_s := self._failed[node_id]) >= timeout_s:
+                return Exchange(node_id, None, None, TIMEOUT, sent_bytes)
+            return Exchange(node_id, _error(message, _DRAWN), known_s, None, sent_bytes)
         asked = _steps_asked(message)
         if rtt_s >= timeout_s and asked is None:
             return self._too_late(node_id, rtt_s, sent_bytes)

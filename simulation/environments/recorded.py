@@ -475,6 +475,8 @@ class RecordedEnvironment:
 class RecordedFleet:
     """The environment of a recorded run for a grid: one row of :class:`RecordedEnvironment`.
 
+    Who did not answer before a deadline in the record answers before none here.
+
     Parameters
     ----------
     record : RunRecord
@@ -487,6 +489,9 @@ class RecordedFleet:
     """Rounds from which the means differ from those before."""
 
     def __init__(self, record: RunRecord, seed: int) -> None:
+        failures = zip(record.failures_s, record.unanswered, strict=True)
+        failures_s = tuple(np.where(never, np.inf, known_s) for known_s, never in failures)
+        record = replace(record, failures_s=failures_s)
         self._rows = RecordedEnvironment(record, (1,), np.random.SeedSequence(seed))
 
     def round(self, t: int) -> RoundDraw:
@@ -499,6 +504,7 @@ class RecordedFleet:
             upload_s=draw.upload_s[0],
             failed=draw.failed[0],
             member=None if draw.member is None else draw.member[0],
+            failure_s=None if draw.failure_s is None else draw.failure_s[0],
         )
 
     def expected_time_s(self, tau_max_s: float, t: int = 1) -> FloatArray:

@@ -197,3 +197,23 @@ def test_a_client_that_failed_in_the_record_answers_no_grid() -> None:
     assert 0 < len(failed) < NUM_ROUNDS
     assert {each.failure for each in failed} == {TIMEOUT}
     assert {each.rtt_s for _, each in found if each.reply is not None} == {1.0}
+
+
+def test_a_client_that_raised_in_the_record_raises_at_that_time_on_a_grid() -> None:
+    record = recorded([[1.0] * 30, [3.0, FAILED] * 20], [[], [0.2] * 20], [[], [False] * 20])
+    found = exchanged(record)
+    failed = [each for _, each in found if each.reply is not None and each.reply.has_error()]
+    assert 0 < len(failed) < NUM_ROUNDS
+    assert {each.rtt_s for each in failed} == {0.2}
+    assert {each.rtt_s for _, each in found} == {0.2, 3.0}
+    without = exchanged(recorded([[1.0] * 30, [3.0, FAILED] * 20]))
+    assert [each.rtt_s == 0.2 for _, each in found] == [each.rtt_s is None for _, each in without]
+    in_time = [each for _, each in exchanged(record, 0.1)]
+    assert {each.failure for each in in_time} == {TIMEOUT}, "before it is known to have failed"
+
+
+def test_a_client_that_did_not_answer_in_the_record_misses_longer_deadlines_too() -> None:
+    record = recorded([[1.0] * 30, [3.0, FAILED] * 20], [[], [60.0] * 20], [[], [True] * 20])
+    failed = [each for _, each in exchanged(record, 3600.0) if each.rtt_s != 3.0]
+    assert failed
+    assert {(each.reply, each.failure) for each in failed} == {(None, TIMEOUT)}
