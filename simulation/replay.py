@@ -87,6 +87,10 @@ def replay_command(
 def _title(record: RunRecord) -> str:
     recorded = f"recorded with {escape(record.policy)}: {record.time_s:.1f} s"
     clients = f"{record.num_selected} of {len(record.names)} clients"
+    if record.has_spares:
+        asked = f"{record.num_selected} of {record.num_asked} that were asked"
+        of = f"of {len(record.names)} clients"
+        return f"{record.num_rounds} rounds, {asked}, {of}, {recorded}; replayed: {clients}"
     if not record.buffered:
         return f"{record.num_rounds} rounds, {clients}, {recorded}"
     return (

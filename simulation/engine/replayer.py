@@ -27,6 +27,8 @@ _ENOUGH: Final = 20
 # With fewer requests some failures in a hundred may not have shown.
 _MANY_TRIES: Final = 100
 _CHANGED: Final = 1.25
+# Share of requests whose time is not recorded that is worth a sentence.
+_NOTABLE: Final = 0.05
 # How rarely a record is called changed that is not.
 _CHANCE: Final = 0.001
 _INTERVAL: Final = (0.025, 0.975)
@@ -144,9 +146,12 @@ class _WatchedEnvironment(RecordedEnvironment):
 
 
 def reproduced(record: RunRecord, found: Sequence[Replayed]) -> bool | None:
-    """Return whether its own policy reproduces a record; ``None``: too few repetitions."""
+    """Return whether its own policy reproduces a record.
+
+    ``None``: too few repetitions, or the run had spare clients, and what is replayed has none.
+    """
     again = next((each.time_s for each in found if each.policy == RECORDED), None)
-    if again is None or again.count < _ENOUGH:
+    if again is None or again.count < _ENOUGH or record.has_spares:
         return None
     return again.low <= record.time_s <= again.high
 
@@ -158,6 +163,19 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
         lines.append(
             "The run was in buffered mode, in which no client is waited for. The replay is of "
             "rounds with as many updates: it shows what waiting for whole rounds would have cost."
+        )
+    if record.has_spares:
+        lines.append(
+            f"The run had spare clients: {record.num_asked} were asked, and a round ended when "
+            f"{record.num_selected} had answered. The replay has none: its rounds ask "
+            f"{record.num_selected} clients and wait for all of them."
+        )
+    tries = sum(values.size for values in record.samples_s)
+    if record.num_untimed > _NOTABLE * tries:
+        lines.append(
+            f"What clients took that had not answered by then, {record.num_untimed:,} times, is "
+            "not in the record, and they were busy meanwhile. Slow clients are met less often in "
+            "the replay, and look quicker, than they are."
         )
     if record.by_speed:
         lines.append(
@@ -175,7 +193,6 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
             f"Between the first and the second half of their round trips, the times of "
             f"{_listed(record, changed)} changed by more than a quarter; the replay mixes them."
         )
-    tries = sum(values.size for values in record.samples_s)
     if tries < _MANY_TRIES and all(np.isfinite(values).all() for values in record.samples_s):
         lines.append(
             f"None of {tries} requests failed, and none fails in the replay. So few requests do "

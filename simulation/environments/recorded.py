@@ -180,7 +180,7 @@ def open_run(path: Path) -> RecordedRun:
 
 def _longest_s(run: RecordedRun) -> float:
     """Return the longest round trip of a run that was in time [s]."""
-    results = (result for record in run.rounds() for result in record.results)
+    results = (each for record in run.rounds() for each in [*record.results, *record.late_updates])
     return max((result.rtt_s or 0.0 for result in results if result.completed), default=0.0)
 
 
@@ -212,7 +212,8 @@ class RunRecord:
     tau_max_s : float
         Deadline [s].
     samples_s : tuple of (num_samples,) float64
-        Of each arm the times of the rounds in which it was selected, ``inf`` where it failed [s].
+        Of each arm the times of the rounds in which it was selected, ``inf`` where it failed; those
+        of late updates that were used, or failed, among them [s].
     available : (num_rounds, num_arms) bool
         Arms that could be selected.
     member : (num_rounds, num_arms) bool
@@ -241,6 +242,11 @@ class RunRecord:
         Number of these steps; 0 where there are none.
     by_speed : bool
         Whether clients were asked for work by their speed.
+    num_asked : int
+        The most clients that a round has asked: above ``num_selected`` in a run with spare clients,
+        whose rounds ended with the N-th answer; 0 in buffered steps.
+    num_untimed : int
+        How often a client had not answered by then, and its time is not recorded.
     """
 
     names: tuple[str, ...]
@@ -261,6 +267,13 @@ class RunRecord:
     buffered: bool = False
     num_steps: int = 0
     by_speed: bool = False
+    num_asked: int = 0
+    num_untimed: int = 0
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether rounds asked more clients than they waited for."""
+        return self.num_asked > self.num_selected
 
 
 def read_record(run_dir: Path) -> RunRecord:
@@ -277,8 +290,8 @@ def read_record(run_dir: Path) -> RunRecord:
 def record_of(run: RecordedRun) -> RunRecord:
     """Return the round trips, availability and membership in the rounds of a run.
 
-    Where a round does not list the available arms, which large fleets leave out, they are the
-    selected ones and as many of the others as there were, drawn at random.
+    Where a round does not list the available arms, which large fleets leave out, they are those
+    that were asked and as many of the others as there were, drawn at random.
 
     Raises
     ------
@@ -287,36 +300,37 @@ def record_of(run: RecordedRun) -> RunRecord:
     """
     num_rounds, tau_max_s = run.num_rounds, run.tau_max_s
     longest_s = LONGEST_S if run.finds_deadline else tau_max_s
-    samples: list[list[float]] = [[] for _ in run.arms]
-    failures: list[list[tuple[float, bool]]] = [[] for _ in run.arms]
+    trips = _RoundTrips(len(run.arms), tau_max_s)
     available = np.zeros((num_rounds, len(run.arms)), dtype=np.bool_)
     member = np.zeros_like(available)
     rng = np.random.default_rng(0)
     time_s = measured_s = last_s = 0.0
-    buffered, updates, num_steps = False, 0, 0
+    buffered, updates, num_steps, num_asked, num_untimed = False, 0, 0, 0, 0
     for row, record in enumerate(run.rounds()):
         if record.num_arms > MAX_LISTED_ARMS:
             drawn = rng.random(record.num_arms)
-            drawn[record.selected] = -1.0
+            drawn[[*record.selected, *record.late]] = -1.0
             available[row, np.argsort(drawn)[: len(record.available)]] = True
         else:
             available[row, record.available] = True
         member[row, : record.num_arms] = True
         member[row, record.absent] = False
+        deadline_s = record.deadline_s or longest_s
         slowest_s = 0.0
         for result in record.results:
-            taken_s = result.rtt_s if result.completed and result.rtt_s is not None else np.inf
-            samples[result.arm].append(taken_s if taken_s <= tau_max_s else np.inf)
-            if taken_s > tau_max_s:
-                taken_s = _known_s(record, result, longest_s)
-                failures[result.arm].append((taken_s, result.reason in (None, TIMEOUT)))
+            taken_s = trips.add(result, min(_over_s(record, result), deadline_s))
             slowest_s = max(slowest_s, taken_s)
+        for result in record.late_updates:
+            trips.add(result, deadline_s)
         time_s += slowest_s
         measured_s += record.round_s
         last_s = record.time_s
         buffered |= record.buffered
         updates += record.completed.count(True)
-    if not any(samples):
+        num_untimed += len(record.late) - len(record.late_updates)
+        if not record.buffered:
+            num_asked = max(num_asked, len(record.results) + len(record.late))
+    if not any(trips.times_s):
         raise ConfigError("run", str(run.path), "must be a run in which clients were selected")
     floors = run.floors
     if buffered:  # clients work on between two steps
@@ -332,36 +346,68 @@ def record_of(run: RecordedRun) -> RunRecord:
         num_selected=run.num_selected,
         num_rounds=num_rounds,
         tau_max_s=tau_max_s,
-        samples_s=tuple(np.array(values) for values in samples),
+        samples_s=tuple(np.array(values) for values in trips.times_s),
         available=available,
         member=member,
         floors=floors,
         params={key: run.config[key] for key in _PARAMS if key in run.config},
         time_s=time_s,
         measured_s=measured_s,
-        failures_s=tuple(np.array([known_s for known_s, _ in each]) for each in failures),
-        unanswered=tuple(np.array([late for _, late in each], dtype=np.bool_) for each in failures),
+        failures_s=tuple(np.array([known_s for known_s, _ in each]) for each in trips.failures),
+        unanswered=tuple(
+            np.array([silent for _, silent in each], dtype=np.bool_) for each in trips.failures
+        ),
         option=str(run.config.get("strategy-option", "")),
         buffered=buffered,
         num_steps=num_steps,
         by_speed=run.config.get("local-work") == EQUAL_TIME,
+        num_asked=num_asked,
+        num_untimed=max(num_untimed, 0),
     )
 
 
-def _known_s(record: RoundRecord, result: ArmResult, longest_s: float) -> float:
-    """Return after what time it was known, at the latest, that a client had failed [s].
+class _RoundTrips:
+    """The round trips of each arm, as they are read.
 
-    Its reply says when, or else its round was over by then, or its buffered step. ``longest_s`` is
-    the deadline of rounds that have none of their own.
+    Parameters
+    ----------
+    num_arms : int
+        Number of arms.
+    tau_max_s : float
+        What takes longer has failed [s].
+
+    Attributes
+    ----------
+    times_s : list of list of float
+        By arm, ``inf`` where it failed [s].
+    failures : list of list of (float, bool)
+        By arm, after what time each failure was known [s], and whether it was no answer.
     """
-    deadline_s = record.deadline_s or longest_s
-    if result.rtt_s is not None:
-        return min(result.rtt_s, deadline_s)
+
+    def __init__(self, num_arms: int, tau_max_s: float) -> None:
+        self.times_s: list[list[float]] = [[] for _ in range(num_arms)]
+        self.failures: list[list[tuple[float, bool]]] = [[] for _ in range(num_arms)]
+        self._tau_max_s = tau_max_s
+
+    def add(self, result: ArmResult, latest_s: float) -> float:
+        """Add what became of a request, and return after what time that was known [s].
+
+        It was known after ``latest_s`` at the latest; a reply says when.
+        """
+        known_s = latest_s if result.rtt_s is None else min(result.rtt_s, latest_s)
+        if result.completed and result.rtt_s is not None and result.rtt_s <= self._tau_max_s:
+            self.times_s[result.arm].append(result.rtt_s)
+            return result.rtt_s
+        self.times_s[result.arm].append(np.inf)
+        self.failures[result.arm].append((known_s, result.reason in (None, TIMEOUT)))
+        return known_s
+
+
+def _over_s(record: RoundRecord, result: ArmResult) -> float:
+    """Return after what time a client's round was over, or its buffered step [s]."""
     if not record.buffered:
-        return min(record.round_s, deadline_s)
-    if result.begin_s is None:
-        return deadline_s
-    return min(max(record.time_s - result.begin_s, 0.0), deadline_s)
+        return record.round_s
+    return np.inf if result.begin_s is None else max(record.time_s - result.begin_s, 0.0)
 
 
 class RecordedEnvironment:

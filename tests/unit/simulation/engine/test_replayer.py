@@ -12,7 +12,7 @@ import pytest
 
 from flower_scheduling.errors import ConfigError
 from flower_scheduling.simulation.cli import main
-from flower_scheduling.simulation.engine.replayer import RECORDED, caveats, replay
+from flower_scheduling.simulation.engine.replayer import RECORDED, caveats, replay, reproduced
 from flower_scheduling.simulation.environments.recorded import (
     RecordedEnvironment,
     RunRecord,
@@ -75,6 +75,39 @@ def test_buffered_steps_are_replayed_as_rounds_with_as_many_updates(
         "300 buffered steps, 5 of 20 clients at work, recorded with cs-ucb-q-ad"
     )
     assert title.endswith("; replayed: 180 rounds")
+
+
+@pytest.mark.parametrize("late_updates", ["drop", "use"])
+@pytest.mark.usefixtures("mnist")
+def test_a_run_with_spare_clients_is_replayed_without_them_and_that_is_said(
+    late_updates: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "spare"
+    arguments = "--scenario ideal --strategy random --rounds 100 --num-clients 8 --num-selected 3"
+    settings = ["--num-spare", "2", "--late-updates", late_updates, "--late", "busy"]
+    rest = ["--eval-every", "100", "--target-accuracy", "0", "--run-dir", str(path)]
+    assert main([*arguments.split(), *settings, *rest]) == 0
+    record = read_record(path)
+    assert (record.num_asked, record.has_spares) == (5, True)
+    found = replay(record, [], num_seeds=20)
+    assert reproduced(record, found) is None, "rounds that wait for all are longer"
+    told = " ".join(caveats(record, found))
+    assert "spare clients: 5 were asked, and a round ended when 3 had answered" in told
+    assert "took another time" not in told
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    late = sum(len(line.get("late", ())) for line in lines)
+    used = sum(len(line.get("late_updates", ())) for line in lines)
+    assert record.num_untimed == late - used
+    assert (f"{late} times, is not in the record" in told) == (late_updates == "drop")
+    if late_updates == "use":
+        assert found[0].time_s.mean > 1.2 * record.time_s, "waiting costs"
+    capsys.readouterr()
+    assert main(["replay", str(path), "--seeds", "2"]) == 0
+    title = " ".join(capsys.readouterr().out.partition("┏")[0].split())
+    assert title.startswith(
+        "100 rounds, 3 of 5 that were asked, of 8 clients, recorded with random:"
+    )
+    assert title.endswith("; replayed: 3 of 8 clients")
 
 
 def test_what_the_record_does_not_say_is_told(

@@ -115,6 +115,34 @@ def test_in_buffered_steps_a_failure_was_known_before_the_end_of_its_step(tmp_pa
     assert found.time_s.mean < record.num_rounds * 60.0
 
 
+def test_late_clients_of_spare_rounds_are_neither_selected_nor_failures(tmp_path: Path) -> None:
+    rounds = [a_round(n, {0: 1.0}, late=[1]) for n in range(1, 31)]
+    record = read(tmp_path, rounds, **{"num-selected": 1, "num-spare": 1})
+    assert [values.tolist() for values in record.samples_s] == [[1.0] * 30, []]
+    assert known_s(record) == [[], []]
+    assert (record.num_asked, record.num_untimed, record.has_spares) == (2, 30, True)
+    assert record.time_s == pytest.approx(30.0)
+
+
+def test_what_comes_late_and_is_used_tells_its_time(tmp_path: Path) -> None:
+    def late(**columns: Any) -> dict[str, Any]:
+        return {"late_updates": [{"arm": 1, "rtt_s": None, "reason": None, **columns}]}
+
+    rounds = [
+        a_round(1, {0: 1.0}, late=[1]),
+        a_round(2, {0: 1.0}, late=[1], **late(rtt_s=1.5)),
+        a_round(3, {0: 1.0}, late=[1], **late(reason="timeout")),
+        a_round(4, {0: 1.0}, late=[1], **late(rtt_s=0.7, reason="client error: boom")),
+        a_round(5, {0: 1.0}, late=[1], **late(rtt_s=70.0)),
+    ]
+    record = read(tmp_path, rounds, **{"num-selected": 1, "late-updates": "use"})
+    assert record.samples_s[1].tolist() == [1.5, FAILED, FAILED, FAILED]
+    assert known_s(record) == [[], [60.0, 0.7, 60.0]]
+    assert record.unanswered[1].tolist() == [True, False, True]
+    assert record.num_untimed == 1, "one is still at work"
+    assert record.time_s == pytest.approx(5.0), "none was waited for"
+
+
 # --- what is drawn --------------------------------------------------------------------------------
 
 
