@@ -276,7 +276,7 @@ def _stragglers(stats: RunStatistics) -> ReportFigure:
     worst = sorted(stats.clients, key=lambda client: (-client.lost_s, -client.slowest))
     worst = [client for client in worst if client.slowest][:_MAX_BARS]
     if not stats.compared:
-        return ReportFigure("stragglers", title, "No round had two clients to compare.", [])
+        return ReportFigure("stragglers", title, f"No round {stats.not_compared}.", [])
     total_s = float(stats.round_s.sum())
     several = sum(client.slowest > 0 for client in stats.clients)
     which = ""

@@ -128,12 +128,15 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
     summary = stats.summary
     num_rounds = run.num_rounds
     length_s = float(stats.round_s.sum())
-    late = sum(1 for client in stats.clients if (client.joined or 1) > 1)
+    joined = sum(1 for client in stats.clients if (client.joined or 1) > 1)
     rare = sum(1 for client in stats.clients if client.selections < FEW)
     when = "at work at a time" if stats.buffered else "per round"
     clients = f"{len(stats.clients):,}, of which {run.num_selected:,} {when} at most"
-    if late:
-        clients += f"; joined after the first {stats.unit}: {late:,}"
+    if stats.num_asked > run.num_selected:
+        asked = f"{stats.num_asked:,} were asked per round at most"
+        clients = f"{len(stats.clients):,}, of which {asked} and {run.num_selected:,} waited for"
+    if joined:
+        clients += f"; joined after the first {stats.unit}: {joined:,}"
     if rare:
         clients += f"; selected fewer than {FEW} times: {rare:,}"
     steps = f"every {stats.unit} changed the model"
@@ -150,14 +153,13 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
         deadline += f" in the last {stats.unit}; it was found from measured times"
     if suggested := summary["suggested_tau_max_s"]:
         deadline += f"; the measured round trips suggest {seconds(suggested)}"
-    lost = "no round had two clients to compare"
+    lost = f"no round {stats.not_compared}"
     if stats.compared:
         lost = (
             f"{seconds(stats.lost_s)}, {percent(stats.lost_s / length_s)} of the time: so much "
             "shorter the rounds would have been without the slowest client of each"
         )
     unchanged = "Steps that changed nothing" if stats.buffered else "Rounds without a step"
-    used = sum(client.served - client.selections for client in stats.clients)
     rows = [
         ("Scheduled by", plain(run.strategy)),
         (
@@ -172,7 +174,7 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
         ("Test accuracy", _accuracy(stats)),
         ("Clients", clients),
         ("Failures", failures),
-        *([("Late updates", f"{used:,} used in later steps")] if used else []),
+        *([("Late clients", _late(stats))] if stats.num_late else []),
         (unchanged, steps if summary["rounds_without_step"] else f"none: {steps}"),
         ("Deadline", deadline),
         *([] if stats.buffered else [("Lost to stragglers", lost)]),
@@ -180,6 +182,14 @@ def _numbers(run: RecordedRun, stats: RunStatistics) -> list[tuple[str, str]]:
     if stats.on_clients:
         rows.insert(4, ("On clients", _on_clients(stats)))
     return rows
+
+
+def _late(stats: RunStatistics) -> str:
+    """Return how many spare clients were not waited for, and what became of their updates."""
+    asked = sum(client.selections for client in stats.clients) + stats.num_late
+    used = sum(client.served - client.selections for client in stats.clients)
+    waited = f"{stats.num_late:,} of {asked:,} requests were not waited for"
+    return f"{waited}; updates used in later steps: {f'{used:,}' if used else 'none'}"
 
 
 def _deadline_s(run: RecordedRun, stats: RunStatistics) -> float:

@@ -122,8 +122,9 @@ def read_compared(run: RecordedRun) -> ComparedRun:
         round_s.append(record.round_s)
         if record.accuracy is not None and math.isfinite(record.accuracy):
             evaluations.append((record.round, record.time_s, record.accuracy))
-        requests += len(record.results)
-        failures += record.completed.count(False)
+        ended = [*record.results, *record.late_updates]
+        requests += len(ended)
+        failures += sum(not result.completed for result in ended)
         buffered |= record.buffered
     return ComparedRun(
         run, np.array(time_s), np.array(round_s), evaluations, requests, failures, buffered

@@ -46,7 +46,7 @@ class ClientStatistics:
     selections : int
         How often it was selected, and its work ended in that round.
     requests : int
-        The same with work that ended later.
+        The same with work that ended later, if it is recorded how.
     served : int
         The same, and how often an update that came after its round was used in a later step.
     failures : Counter of str
@@ -54,7 +54,7 @@ class ClientStatistics:
     lag : int
         Of how many turns it may be behind its floor.
     times_s : (num_completed,) float64
-        Its round trips, of rounds that it completed.
+        Its round trips that brought an update.
     parts_s : list of float
         Sums of the :data:`PARTS` of those round trips of which it reported them.
     slowest : int
@@ -135,6 +135,10 @@ class RunStatistics:
         Requests in each stretch.
     failures : dict of str to (num_columns,) int64
         Those that brought nothing, by the kind of failure.
+    num_asked : int
+        The most clients that a round has asked, spare ones among them.
+    num_late : int
+        How often a client was asked and its round did not wait for it.
     buffered : bool
         Whether its rounds are buffered steps, in which clients wait for none of the others.
     """
@@ -150,6 +154,8 @@ class RunStatistics:
     edges: IntArray
     requests: IntArray
     failures: dict[str, IntArray]
+    num_asked: int
+    num_late: int
     buffered: bool
 
     @property
@@ -177,8 +183,13 @@ class RunStatistics:
 
     @property
     def compared(self) -> bool:
-        """Whether any round had two clients, one of which could be the slowest."""
+        """Whether any round waited for the slowest of two clients or more."""
         return any(client.slowest for client in self.clients)
+
+    @property
+    def not_compared(self) -> str:
+        """Why none did."""
+        return "waited for its slowest client" if self.num_late else "had two clients to compare"
 
     @property
     def lost_s(self) -> float:
@@ -186,18 +197,21 @@ class RunStatistics:
         return sum(client.lost_s for client in self.clients)
 
 
-def held_up(record: RoundRecord) -> tuple[BoolArray, float]:
+def held_up(record: RoundRecord, num_selected: int) -> tuple[BoolArray, float]:
     """Return the slowest clients of a round, and the time that their round would save without them.
 
     A client without a measured time counts with the length of the round if no answer explains that
     length: its failure came at some time that is not recorded otherwise. Where several share the
     last place the round would be no shorter without one of them. A round with one client alone
-    would not be without it: it has no slowest.
+    would not be without it: it has no slowest. Neither has one that ended with the N-th answer of
+    more that were asked: without that client it would have waited for the next.
 
     Parameters
     ----------
     record : RoundRecord
         The round.
+    num_selected : int
+        N.
 
     Returns
     -------
@@ -207,7 +221,7 @@ def held_up(record: RoundRecord) -> tuple[BoolArray, float]:
         Time that the slowest cost the others [s]; 0 unless there is exactly one.
     """
     count = len(record.results)
-    if count < 2:
+    if count < 2 or (record.late and record.completed.count(True) <= num_selected):
         return np.zeros(count, dtype=np.bool_), 0.0
     known = [rtt_s is not None for rtt_s in record.rtt_s]
     times_s = np.array(
@@ -261,9 +275,11 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
     evaluations = []
     on_clients: list[tuple[int, Mapping[str, float]]] = []
     no_step: Counter[str] = Counter()
+    num_late = 0
     for row, each in enumerate(run.rounds()):
         totals.count(each)
         round_s[row] = each.round_s
+        num_late += len(each.late)
         np.add.at(heat[:, column[row]], each.served, 1)
         turns[column[row]] += each.turns
         there = joined[: each.num_arms] == 0
@@ -282,7 +298,7 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
             on_clients[1:] = [(each.round, each.client_metrics)]
         if not each.stepped:
             no_step[each.no_step or "unknown"] += 1
-        _count(each, clients)
+        _count(each, clients, run.num_selected)
     heat /= np.maximum(turns, 1.0)
     for index, (client, counts) in enumerate(zip(clients, totals.grow(len(clients)), strict=True)):
         client.joined = int(joined[index]) or None
@@ -306,12 +322,14 @@ def gather_statistics(run: RecordedRun, record: RunRecord) -> RunStatistics:
         edges,
         requests,
         failures,
+        record.num_asked,
+        num_late,
         record.buffered,
     )
 
 
-def _count(record: RoundRecord, clients: Sequence[ClientStatistics]) -> None:
-    slowest, lost_s = held_up(record)
+def _count(record: RoundRecord, clients: Sequence[ClientStatistics], num_selected: int) -> None:
+    slowest, lost_s = held_up(record, num_selected)
     for place, result in enumerate(record.results):
         client = clients[result.arm]
         if slowest[place]:

@@ -67,6 +67,8 @@ class SavingsEstimate:
         Whether any client ever delivered in time.
     buffered : bool
         Whether as many updates are compared, those of buffered steps, instead of as many rounds.
+    spares : bool
+        Whether the run had spare clients, which no replay has.
     """
 
     policy: str
@@ -83,6 +85,7 @@ class SavingsEstimate:
     little_known: float = 0.0
     delivered: bool = True
     buffered: bool = False
+    spares: bool = False
 
     @property
     def _unit(self) -> str:
@@ -121,7 +124,9 @@ class SavingsEstimate:
             return f"{took} {other} would have taken just as long for as many {self._unit}."
         low, high = self.other_s.low, self.other_s.high
         if self.again_s and self._differs(self.again_s):
-            took = took[:-1] + f", and {seconds(self.again_s.mean)} on average when replayed."
+            without = " without spare clients" if self.spares else ""
+            again = f"{seconds(self.again_s.mean)} on average when replayed{without}"
+            took = f"{took[:-1]}, and {again}."
         part = f" for as many {self._unit}"
         if self.num_rounds < self.of_rounds:
             part = f" for the first {self.num_rounds:,} of {self.of_rounds:,} rounds"
@@ -164,8 +169,11 @@ class SavingsEstimate:
     @property
     def _together(self) -> str:
         """What saves, where it is not the policy alone."""
-        together = self.buffered and self.policy != RANDOM
-        return "buffered mode and the policy together " if together else ""
+        if self.policy == RANDOM:
+            return ""
+        if self.buffered:
+            return "buffered mode and the policy together "
+        return "spare clients and the policy together " if self.spares and not self.paired else ""
 
     @property
     def _vague_verdict(self) -> str:
@@ -248,6 +256,7 @@ def estimate_savings(
         little_known=others.little_known,
         delivered=any(np.isfinite(values).any() for values in record.samples_s),
         buffered=record.buffered,
+        spares=record.has_spares,
     )
 
 

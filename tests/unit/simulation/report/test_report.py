@@ -36,6 +36,7 @@ from flower_scheduling.simulation.environments.recorded import (
 )
 from flower_scheduling.simulation.report import savings as savings_module
 from flower_scheduling.simulation.report.document import MARK
+from flower_scheduling.simulation.report.run_group import read_compared
 from flower_scheduling.simulation.report.run_statistics import (
     RunStatistics,
     gather_statistics,
@@ -329,6 +330,63 @@ def test_large_runs_are_replayed_in_part(tmp_path: Path, monkeypatch: pytest.Mon
     assert "for the first 100 of 200 rounds" in found.sentence
 
 
+def spare_rounds(count: int, **changes: Any) -> list[dict[str, Any]]:
+    """Return rounds of two of three clients, and in every fourth one a failure."""
+    rounds = []
+    for number in range(1, count + 1):
+        first, second, late = (number % 4, (number + 1) % 4, (number + 2) % 4)
+        more = {"late": [late], **changes}
+        if number % 4 == 0:
+            more |= {"reason": [None, "client error: x"], "completed": [True, False]}
+        rounds.append(a_round(number, {first: 1.0, second: 2.0}, **more))
+    return rounds
+
+
+def test_of_a_run_with_spare_clients_it_is_said_what_was_asked(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", spare_rounds(40), **{"num-spare": 1})
+    _, stats = told(run)
+    assert [client.selections for client in stats.clients] == [20] * 4
+    assert [client.share for client in stats.clients] == [0.5] * 4
+    assert stats.lost_s == 0.0
+    text = reported(run).text
+    assert "4, of which 3 were asked per round at most and 2 waited for" in text
+    assert "10 of 80 requests (12 %): client error 10" in text
+    assert "40 of 120 requests were not waited for; updates used in later steps: none" in text
+    assert "no round waited for its slowest client" in text
+    assert "The run had spare clients: 3 were asked, and a round ended when 2 had" in text
+
+
+def test_late_updates_count_among_requests_shares_and_failures(tmp_path: Path) -> None:
+    rounds = spare_rounds(40)
+    for line in rounds[1:]:
+        arm = (line["round"] + 1) % 4
+        failed = {"rtt_s": None, "reason": "timeout"}
+        line["late_updates"] = [{"arm": arm, **({"rtt_s": 3.0, "reason": None} if arm else failed)}]
+    run = a_run(tmp_path / "run", rounds, **{"num-spare": 1, "late-updates": "use"})
+    record, stats = told(run)
+    assert sum(values.size for values in record.samples_s) == stats.num_requests == 80 + 39
+    assert [client.served for client in stats.clients] == [20, 30, 29, 30]
+    assert stats.summary["failures"] == 10 + 10
+    text = reported(run).text
+    assert "20 of 119 requests (17 %)" in text
+    assert "40 of 120 requests were not waited for; updates used in later steps: 29" in text
+    compared = read_compared(open_run(run))
+    assert (compared.requests, compared.failures) == (119, 20)
+
+
+def test_what_spare_clients_save_is_not_called_the_saving_of_the_policy(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", spare_rounds(80), **{"num-spare": 1, "strategy": "mine"})
+    found = estimate_savings(read_record(run), 20)
+    assert found.spares
+    assert not found.paired
+    faster = replace(found, saved_s=Estimate(9.0, 5.0, 12.0, 20), little_known=0.0)
+    faster = replace(faster, saved_share=Estimate(0.3, 0.2, 0.4, 20))
+    assert "spare clients and the policy together saved 30 %" in faster.sentence
+    again = replace(faster, paired=True, again_s=Estimate(400.0, 300.0, 500.0, 20))
+    assert "and 400 s on average when replayed without spare clients." in again.sentence
+    assert "together" not in again.sentence
+
+
 # --- replays --------------------------------------------------------------------------------------
 
 
@@ -469,9 +527,17 @@ def record_with(
 def test_who_held_a_round_up(
     rtt_s: list[float | None], round_s: float, slowest: list[bool], lost_s: float
 ) -> None:
-    found, found_s = held_up(record_with(rtt_s, round_s))
+    found, found_s = held_up(record_with(rtt_s, round_s), 3)
     assert found.tolist() == slowest
     assert found_s == pytest.approx(lost_s)
+
+
+def test_rounds_that_end_before_their_slowest_have_none() -> None:
+    early = replace(record_with([1.0, 2.0, 4.5], 4.5), late=[2])
+    found, found_s = held_up(early, 3)
+    assert (found.tolist(), found_s) == ([False] * 3, 0.0), "it would have waited for another"
+    found, found_s = held_up(early, 2)
+    assert (found.tolist(), found_s) == ([False, False, True], 2.5), "this one was waited for"
 
 
 def test_time_lost_to_stragglers_adds_up(tmp_path: Path) -> None:
