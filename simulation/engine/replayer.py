@@ -173,9 +173,9 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
     tries = sum(values.size for values in record.samples_s)
     if record.num_untimed > _NOTABLE * tries:
         lines.append(
-            f"What clients took that had not answered by then, {record.num_untimed:,} times, is "
-            "not in the record, and they were busy meanwhile. Slow clients are met less often in "
-            "the replay, and look quicker, than they are."
+            f"What clients took that had not answered by then, {record.num_untimed:,} times, and "
+            "whether they failed, is not in the record: in the replay slow clients look quicker, "
+            "and fail less often, than they do. Rounds that wait for them would take longer."
         )
     if record.by_speed:
         lines.append(
