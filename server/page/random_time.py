@@ -53,10 +53,10 @@ class RandomTimes:
 
     A random round asks as many clients as a round of the run, drawn from those that are there as
     often as in the run, and lasts as long as the slowest of them. A client takes one of the times
-    that it has shown; one that failed in a round takes what it has cost there, at most the round.
-    Of a client with n < 20 times only n / 20 of the draws are its own: the others come from all
-    clients, those seldom tried first, since policies seldom try the slow. In buffered mode a random
-    idle client is given each channel that becomes free.
+    that it has shown; one that failed takes until its error came, or else until its round or step
+    was over. Of a client with n < 20 times only n / 20 of the draws are its own: the others come
+    from all clients, those seldom tried first, since policies seldom try the slow. In buffered mode
+    a random idle client is given each channel that becomes free.
 
     This is the estimate of ``flower-simulation report`` without its replay of the run's own policy,
     and without laws for failures that were never seen.
@@ -97,12 +97,14 @@ class RandomTimes:
             self._there[: record.num_arms] += len(record.available) / record.num_arms
         longest_s = record.deadline_s or deadline_s or record.round_s
         for result in results:
-            lost_s = longest_s if record.buffered else min(longest_s, record.round_s)
-            taken_s = result.rtt_s if result.completed else lost_s
+            over_s = record.round_s
+            if record.buffered:
+                over_s = longest_s if result.begin_s is None else record.time_s - result.begin_s
+            taken_s = min(longest_s, over_s) if result.rtt_s is None else result.rtt_s
             count = int(self._counts[result.arm])
             place = count if count < _SAMPLES else int(self._rng.integers(count + 1))
             if place < _SAMPLES:
-                self._times_s[result.arm, place] = taken_s or 0.0
+                self._times_s[result.arm, place] = max(taken_s, 0.0)
                 self._failed[result.arm, place] = not result.completed
             self._counts[result.arm] += 1
 

@@ -65,6 +65,37 @@ def test_a_failure_costs_what_it_has_cost_the_round() -> None:
     assert estimated.mean_s == pytest.approx(60 * 2.5, rel=0.1)
 
 
+@pytest.mark.parametrize(("buffered", "total_s"), [(False, 60 * 0.75), (True, 30 * 1.5)])
+def test_a_client_that_raises_at_once_costs_no_more_than_that(
+    buffered: bool, total_s: float
+) -> None:
+    found = RandomTimes(1)
+    for number in range(1, 61):
+        fails = number % 2
+        found.add(
+            round_record(number, [0], rtt_s=[0.5 if fails else 1.0], num_arms=1, available=[0],
+                         reason=["client error: x" if fails else None], round_s=4.0,
+                         buffered=buffered), 10.0,
+        )  # fmt: skip
+    estimated = found.estimate()
+    assert estimated is not None
+    assert estimated.mean_s == pytest.approx(total_s, rel=0.1)
+
+
+def test_what_says_nothing_of_its_time_had_failed_by_the_end_of_its_step() -> None:
+    found = RandomTimes(1)
+    for number in range(1, 61):
+        fails = number % 2
+        record = round_record(
+            number, [0], rtt_s=[None if fails else 1.0], num_arms=1, available=[0], time_s=100.0,
+            reason=["connection lost" if fails else None], begin_s=[98.0], buffered=True,
+        )  # fmt: skip
+        found.add(record, 10.0)
+    estimated = found.estimate()
+    assert estimated is not None
+    assert estimated.mean_s == pytest.approx(30 * (2.0 + 1.0), rel=0.2)
+
+
 def test_a_channel_is_free_again_when_its_client_is_done() -> None:
     found = estimate([[1.0], [3.0], [2.0]], num_selected=1, buffered=True)
     assert found is not None
