@@ -77,6 +77,7 @@ _COLUMNS: Final = (
     "_present",
     "_staying",
     "_free",
+    "_rested",
     "_queried",
     "_size",
     "_next_try",
@@ -130,6 +131,7 @@ class ArmTable:
         self._present = np.zeros(0, dtype=np.bool_)  # connected
         self._staying = np.zeros(0, dtype=np.bool_)  # connected and not on leave
         self._free = np.zeros(0, dtype=np.bool_)
+        self._rested = np.zeros(0, dtype=np.bool_)  # not left out after failures
         self._queried = np.zeros(0, dtype=np.bool_)
         self._size = np.zeros(0)  # NaN while unknown
         self._next_try = np.zeros(0, dtype=np.int64)
@@ -150,9 +152,8 @@ class ArmTable:
         self._clear_nodes(self._free, grid.opted_out())
         self._staying = self._present.copy()
         self._clear_nodes(self._staying, grid.on_leave())
-        awake = self._rest_end_s <= grid.now()
-        self._free &= awake
-        self._staying &= awake
+        self._rested = self._rest_end_s <= grid.now()
+        self._free &= self._rested
 
     def note(self, arm: Arm) -> None:
         """Take note that what is known of an arm has changed."""
@@ -237,7 +238,7 @@ class ArmTable:
     @property
     def member(self) -> BoolArray:
         """Arms that belong to the fleet at present, (num_arms,) bool."""
-        member: BoolArray = (self._staying & (self._size != 0))[: len(self.arms)]
+        member: BoolArray = (self._staying & self._rested & (self._size != 0))[: len(self.arms)]
         member[list(self.silent)] = False
         return member
 

@@ -120,6 +120,18 @@ def test_work_that_takes_long_is_followed_by_a_rest_as_long() -> None:
     assert rests_s.tolist() == [0, 0, 20, 40, 80, 160, 160]
 
 
+def test_a_client_without_examples_is_not_all_there_is_while_another_rests() -> None:
+    def empty(message: Message) -> Message:
+        reply = training(message)
+        reply.content["metrics"][NUM_EXAMPLES] = 0
+        return reply
+
+    grid = Grid([empty, failing_until(5)], [0.5, 0.0])
+    records, _ = run(grid, 30)
+    assert records[-1].stepped
+    assert 0 in records[-1].left_out
+
+
 def test_missed_deadlines_are_no_reason() -> None:
     grid = Grid([silent, training], [0.0, 0.5])
     run(grid, 20, num_selected=2)
