@@ -316,6 +316,7 @@ class BatchedRun:
     def _play_round(self, t: int) -> None:
         """Select, train and learn, as ``ScheduledStrategy`` on a ``VirtualGrid`` does."""
         draw = self._environment.round(t)
+        self._wait_for_rests(draw.available)
         member = self._rest_end_s <= self._time_s
         available = draw.available & (self._busy_until_s <= self._time_s) & member
         self._note_sizes(available)
@@ -370,6 +371,15 @@ class BatchedRun:
         self._in_a_row[arm] = 0 if usable else self._in_a_row[arm] + 1
         rest_s = rest_after(int(self._in_a_row[arm]), time_s)
         self._rest_end_s[arm] = self._time_s + rest_s if rest_s else 0.0
+
+    def _wait_for_rests(self, there: BoolArray) -> None:
+        """Let time pass until a client is available, if some of these rest and all others work."""
+        while True:
+            busy, rests = self._busy_until_s > self._time_s, self._rest_end_s > self._time_s
+            if not (there & ~busy & rests).any() or (there & ~busy & ~rests).any():
+                return
+            ends_s = np.concatenate([self._busy_until_s[busy], self._rest_end_s[there & rests]])
+            self._time_s += float(ends_s.min()) - self._time_s
 
     def _length(
         self, arms: IntArray, time_s: FloatArray, completed: BoolArray

@@ -72,6 +72,7 @@ class BufferedRun(BatchedRun):
         while len(delivered) < self._size and num_ends < GIVE_UP * self._size:
             self._fill(t, asked)
             if not self._under_way:
+                self._wait_for_rests(self._environment.round(self._decisions).available)
                 self._fill(t, asked)  # once more, as after a wait for clients
             if not self._under_way:
                 break

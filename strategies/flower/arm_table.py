@@ -77,7 +77,7 @@ _COLUMNS: Final = (
     "_present",
     "_staying",
     "_free",
-    "_rested",
+    *("_rested", "_resting"),
     "_queried",
     "_size",
     "_next_try",
@@ -123,6 +123,7 @@ class ArmTable:
         self._by_key: dict[str, Arm] = {}
         self._by_node: dict[int, Arm] = {}
         self._connected: set[int] = set()  # nodes
+        self._left: set[int] = set()  # arms that have left while they rested
         self._names: list[str] | None = None
         self._rows: list[str | None] = []  # JSON of each arm, for the state
         self._state: NDArray[np.uint8] | None = None
@@ -132,6 +133,7 @@ class ArmTable:
         self._staying = np.zeros(0, dtype=np.bool_)  # connected and not on leave
         self._free = np.zeros(0, dtype=np.bool_)
         self._rested = np.zeros(0, dtype=np.bool_)  # not left out after failures
+        self._resting = np.zeros(0, dtype=np.bool_)  # left out, and free otherwise
         self._queried = np.zeros(0, dtype=np.bool_)
         self._size = np.zeros(0)  # NaN while unknown
         self._next_try = np.zeros(0, dtype=np.int64)
@@ -153,6 +155,7 @@ class ArmTable:
         self._staying = self._present.copy()
         self._clear_nodes(self._staying, grid.on_leave())
         self._rested = self._rest_end_s <= grid.now()
+        self._resting = self._free & ~self._rested
         self._free &= self._rested
 
     def note(self, arm: Arm) -> None:
@@ -169,7 +172,8 @@ class ArmTable:
     def note_members(self, gone_rounds: int) -> None:
         """Take note of the members in the round that begins, and of those away for longer."""
         seen = self._seen[: len(self.arms)]
-        seen[self.member | (seen == 0)] = self.round
+        resting = (self._staying & ~self._rested)[: len(self.arms)]  # it is there all the same
+        seen[self.member | resting | (seen == 0)] = self.round
         self.gone = np.flatnonzero(self.round - seen > gone_rounds)
 
     def state(self) -> dict[str, Any]:
@@ -252,9 +256,10 @@ class ArmTable:
         """How many arms can be selected now."""
         return int(np.count_nonzero(self.available))
 
-    def resting(self, now_s: float) -> list[Arm]:
-        """Return the connected arms that rest after failures."""
-        mask = self._present & (self._rest_end_s > now_s)
+    @property
+    def resting(self) -> list[Arm]:
+        """Arms that could be selected now if they did not rest after failures."""
+        mask = self._resting & self._queried & ~self._unfit()
         return [self.arms[i] for i in np.flatnonzero(mask).tolist()]
 
     def left_out(self, now_s: float) -> list[int]:
@@ -295,10 +300,16 @@ class ArmTable:
             if arm.node_id != node_id:  # a SuperNode gets a new node id at each start
                 arm.node_id = node_id
                 self.note(arm)
+            if arm.index in self._left:  # a device that comes back may be mended
+                self._left.discard(arm.index)
+                arm.rest_end_s = 0.0
+                self.note(arm)
         changed = self._connected ^ connected
         self._connected = connected
         for arm in [self._by_node[node_id] for node_id in changed]:
             self._present[arm.index] = arm.node_id in connected
+            if arm.rest_end_s and arm.node_id not in connected:
+                self._left.add(arm.index)
 
     def _meet(self, node_id: int, node: NodeInfo | None) -> None:
         """Find the arm of a new node, or add one."""

@@ -111,8 +111,9 @@ class Membership:
     ) -> None:
         """Wait until so many clients are available, within the bound; log the wait now and then.
 
-        It does not wait where so many are there and none of them has examples. A client that rests
-        after failures is taken as soon as its rest is over. At the bound those
+        It does not wait where so many are there and none of them has examples. If enough are there,
+        and some of them rest after failures, it waits until enough have rested, whatever the bound:
+        when that is, is known. At the bound those
         that are connected, and have not told their name and size, are taken as they are: of a node
         that starts a process for each message the first answer may take longer.
         """
@@ -125,30 +126,29 @@ class Membership:
                 return
             # Not from the time waited: what is left by that may be too little to move a clock.
             left_s = end_s - grid.now()
-            if left_s <= 0.0:
+            rests = sorted(arm.rest_end_s for arm in self.table.resting)
+            enough_rest = available + len(rests) >= num_clients
+            if left_s <= 0.0 and not enough_rest:
                 self._take_silent(what)
                 return
             waited_s = wait_s - left_s
             if logged is None or available != logged[0] or waited_s - logged[1] >= _LOG_AGAIN_S:
                 logged = (available, waited_s)
                 LOGGER.info(
-                    "waiting for clients for %s: %d of %d available, %.0f of %.0f s%s%s",
+                    "waiting for clients for %s: %d of %d available, %.0f of %.3g s%s%s",
                     what,
                     available,
                     num_clients,
                     waited_s,
                     wait_s,
                     self._silent_text(),
-                    self._resting_text(grid.now()),
+                    self._resting_text(),
                 )
-            grid.wait(self._pause_s(grid.now(), left_s))
+            pauses = [left_s] if left_s > 0.0 else []
+            pauses += [rests[0] - grid.now()] if rests else []
+            pauses += [_ANSWER_STEP_S] if len(self._discovery) else []
+            grid.wait(min(pauses))
             self.sync(grid)
-
-    def _pause_s(self, now_s: float, left_s: float) -> float:
-        """Return how long to wait before the next look [s]."""
-        if len(self._discovery):
-            left_s = min(_ANSWER_STEP_S, left_s)
-        return min([left_s, *(arm.rest_end_s - now_s for arm in self.table.resting(now_s))])
 
     def _take_silent(self, what: str) -> None:
         """Let clients that have not answered their query take part without."""
@@ -162,9 +162,9 @@ class Membership:
         arms = self.table.unqueried()
         return f"; connected, but without an answer so far: {_listed(arms)}" if arms else ""
 
-    def _resting_text(self, now_s: float) -> str:
+    def _resting_text(self) -> str:
         """Return which clients rest after failures."""
-        arms = self.table.resting(now_s)
+        arms = self.table.resting
         return f"; left out for a while after failures: {_listed(arms)}" if arms else ""
 
     def note_results(self, results: Iterable[ArmResult], now_s: float) -> None:

@@ -65,7 +65,8 @@ def built(records: list[RoundRecord], **settings: Any) -> ScheduledStrategy:
     if settings.get("mode") == "buffered":
         defaults["buffer_size"] = 1
     hooks = [lambda record, arrays: records.append(record)]
-    return ScheduledStrategy(FedAvg(), **{**defaults, **settings}, hooks=hooks)
+    strategy = settings.pop("strategy", FedAvg())
+    return ScheduledStrategy(strategy, **{**defaults, **settings}, hooks=hooks)
 
 
 def model() -> ArrayRecord:
@@ -110,6 +111,48 @@ def test_no_other_client_waits_for_it_and_it_is_owed_nothing(mode: str) -> None:
     assert all(0 not in record.available for record in out)
     assert scheduled.queues is not None
     assert scheduled.queues[0] < 7.0, "the policy lets six rounds pile up before it acts"
+
+
+@MODES
+@pytest.mark.parametrize("wait_s", [0.0, 60.0])
+def test_a_run_waits_for_rests_whatever_its_bound_on_waits(mode: str, wait_s: float) -> None:
+    grid = Grid([failing_until(6), failing_until(6), failing_until(6)], [0.1, 0.1, 0.1])
+    records, _ = run(grid, 40, mode=mode, wait_s=wait_s)
+    assert records[-1].stepped
+    assert not any(record.no_step == "nobody-available" for record in records)
+
+
+def test_enough_rested_clients_are_waited_for() -> None:
+    grid = Grid([training, *[failing_until(4)] * 2], [0.1] * 3)
+    strategy = FedAvg(min_train_nodes=3, min_available_nodes=3)
+    records, _ = run(grid, 20, wait_s=0.0, num_selected=3, strategy=strategy)
+    assert records[-1].stepped
+    assert all(len(record.results) == 3 for record in records)
+
+
+def test_a_device_that_comes_back_is_tried_again_at_once() -> None:
+    grid = Grid([failing_until(9), training], [0.0, 0.5])
+
+    def come_and_go(number: int) -> None:
+        if number == 30:
+            grid.connected = {101}
+        if number == 32:
+            grid.connected = {100, 101}
+
+    grid.on_begin = come_and_go
+    records, scheduled = run(grid, 40)
+    asked = [record.round for record in records if 0 in record.selected]
+    assert asked[-1] == 32
+    assert scheduled.arms.arms[0].failures == len(asked), "what it did before is not forgotten"
+
+
+def test_floors_of_others_stay_while_one_is_left_out_for_long() -> None:
+    grid = Grid([erring, training, training], [0.0, 0.05, 0.05])
+    floors: list[list[float]] = []
+    scheduled = built([], fairness="proportional:1", policy="cs-ucb-q-adaptive")
+    scheduled.add_hook(lambda record, arrays: floors.append(scheduled.floors or []))
+    scheduled.start(grid, model(), num_rounds=900)
+    assert floors[-1] == floors[5]
 
 
 def test_work_that_takes_long_is_followed_by_a_rest_as_long() -> None:
