@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from flower_scheduling.reasons import FREE_RIDER
+from flower_scheduling.reasons import FREE_RIDER, NOBODY_AVAILABLE
 from flower_scheduling.strategies import NamedFloors, parse_floors
 from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 from flower_scheduling.strategies.floors import buffered_lag
@@ -69,8 +69,8 @@ _LONGER_DEADLINE: Final = "a longer one (--tau-max-s), or auto, which finds one,
 _SHORTER_DEADLINE: Final = "a shorter one (--tau-max-s), or auto, which finds one, saves that time"
 _SEE_LOG: Final = "the log says more"
 _NO_STEP_ADVICE: Final = {
-    "nobody-available": "check that clients are running and connected",
-    "no-replies": "look at the logs of the clients, and at the deadline (--tau-max-s)",
+    NOBODY_AVAILABLE: "check that clients are running and connected",
+    "no-replies": "look at the logs of the clients",
     "no-examples": "check that the clients have data to train on",
     "quorum": "too few clients deliver, so look at the logs of those that fail",
 }
@@ -270,7 +270,7 @@ class Alarms:
         if totals.without_step >= _NO_STEP_ROUNDS and totals.last is not None:
             why = totals.last.no_step or "unknown"
             text = f"the model has not changed for {totals.without_step} {unit}s ({why})"
-            yield Alarm(NO_STEP, -1, f"{text}: {_NO_STEP_ADVICE.get(why, _SEE_LOG)}")
+            yield Alarm(NO_STEP, -1, f"{text}: {_no_step_advice(why, totals.last)}")
         if self._diverged:
             yield Alarm(DIVERGED, -1, _DIVERGED_TEXT)
         elif (stuck := self._not_learning()) is not None:
@@ -419,3 +419,12 @@ class AlarmLog(RoundCallback):
                 of = f" for {names[arm]}" if arm >= 0 else ""
                 LOGGER.info("alarm %s is over%s", kind, of)
         self.active = tuple(found)
+
+
+def _no_step_advice(why: str, last: RoundRecord) -> str:
+    advice = _NO_STEP_ADVICE.get(why, _SEE_LOG)
+    if why == NOBODY_AVAILABLE and last.left_out:
+        return "clients that are connected have failed time and again, so look at their logs"
+    if TIMEOUT in map(failure_kind, filter(None, last.reason)):
+        return f"{advice}, and at the deadline"
+    return advice

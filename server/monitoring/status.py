@@ -183,7 +183,7 @@ class ServerStatus(RoundCallback):
             "name": arm.name,
             "num_examples": arm.num_examples,
             **nodes.state(arm.node_id),
-            "selections": counts.selected,
+            "selections": counts.requests,
             "completed": counts.completed,
             "share": self._totals.share(counts) if counts.first_round else None,
             "floor": _at(self._floors, arm.index),

@@ -405,7 +405,7 @@ class RunView:
             "floor": [arm.get("floor") for arm in arms],
             "last_seen": self._last_seen(num_arms),
             "failures": [dict(arm.failures) for arm in counts],
-            "selected": [arm.selected for arm in counts],
+            "selected": [arm.requests for arm in counts],
             "last_round": [arm.last_completed for arm in counts],
             "mean_s": numbers(mean_s),
             "deviation_s": numbers(deviation_s),

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
-from flower_scheduling.strategies.flower import TIMEOUT, Arm, RoundRecord, failure_kind
+from flower_scheduling.strategies.flower import TIMEOUT, Arm, ArmResult, RoundRecord, failure_kind
 
 LOOSE: Final = 10.0
 """A deadline so many times the slowest answers is far from them: what has never answered is off."""
@@ -41,7 +41,8 @@ class ArmTotals:
     selected : int
         Turns in which it was selected.
     completed, last_completed : int
-        Rounds that it completed, with a measured time, and the last of them; 0: none.
+        Rounds that it completed, with a measured time, in time or late, and the last round with
+        such an update; 0: none.
     late_updates : int
         How often an update of it that came after its round was used in a later step.
     late_ended : int
@@ -256,33 +257,32 @@ class RunTotals:
         for result in record.late_updates:
             arms[result.arm].late_ended += 1
             arms[result.arm].late_updates += result.completed
-            if result.reason is not None:
-                kind = failure_kind(result.reason)
-                arms[result.arm].failures[kind] += 1
-                self.failures[kind] += 1
+            self._count_result(arms[result.arm], result, record.round)
         for result in record.results:
-            arm = arms[result.arm]
-            arm.selected += 1
-            if result.reason is not None:
-                kind = failure_kind(result.reason)
-                arm.failures[kind] += 1
-                self.failures[kind] += 1
-                self.failing[result.arm] = self.failing.get(result.arm, (0, ""))[0] + 1, kind
-                continue
-            self.failing.pop(result.arm, None)
-            if result.rtt_s is None:
-                continue
-            arm.completed += 1
-            arm.last_completed = record.round
-            arm.rtt_s += result.rtt_s
-            arm.rtt_square += result.rtt_s**2
-            arm.last_rtt_s = result.rtt_s
-            if result.rtt_s:
-                self._rtt_bins[math.ceil(math.log(result.rtt_s) / _BIN)] += 1
-            if result.compute_s is not None and result.link_s is not None:
-                arm.compute_s += result.compute_s
-                arm.link_s += result.link_s
-                arm.num_reports += 1
+            arms[result.arm].selected += 1
+            self._count_result(arms[result.arm], result, record.round)
+
+    def _count_result(self, arm: ArmTotals, result: ArmResult, round: int) -> None:
+        if result.reason is not None:
+            kind = failure_kind(result.reason)
+            arm.failures[kind] += 1
+            self.failures[kind] += 1
+            self.failing[result.arm] = self.failing.get(result.arm, (0, ""))[0] + 1, kind
+            return
+        self.failing.pop(result.arm, None)
+        if result.rtt_s is None:
+            return
+        arm.completed += 1
+        arm.last_completed = round
+        arm.rtt_s += result.rtt_s
+        arm.rtt_square += result.rtt_s**2
+        arm.last_rtt_s = result.rtt_s
+        if result.rtt_s:
+            self._rtt_bins[math.ceil(math.log(result.rtt_s) / _BIN)] += 1
+        if result.compute_s is not None and result.link_s is not None:
+            arm.compute_s += result.compute_s
+            arm.link_s += result.link_s
+            arm.num_reports += 1
 
     def _suggest_tau_max(self, tau_max_s: float) -> float | None:
         """Suggest a deadline: half as much again as 99 of 100 answers take, or twice this one.

@@ -45,7 +45,7 @@ class RoundLog:
         self._buffered = False
         self._joined: list[int] = []  # by arm, the turns before its first round
         self._absent: Counter[int] = Counter()  # turns that were not owed to it
-        self._selected: Counter[int] = Counter()
+        self._ended: Counter[int] = Counter()
         self._served: Counter[int] = Counter()  # these, and late updates that were used
         self._failed: Counter[int] = Counter()
         for record in earlier if every_s < math.inf else ():
@@ -72,9 +72,10 @@ class RoundLog:
         self._joined += [self._turns] * (record.num_arms - len(self._joined))
         self._turns += record.turns
         self._absent.update(dict.fromkeys(record.absent, record.turns))
-        self._selected.update(record.selected)
         self._served.update(record.served)
-        self._failed.update(result.arm for result in record.results if not result.completed)
+        ended = [*record.results, *record.late_updates]
+        self._ended.update(result.arm for result in ended)
+        self._failed.update(result.arm for result in ended if not result.completed)
 
     def on_end(self, arms: Sequence[Arm], floors: Sequence[float] | None) -> None:
         """Log the share of rounds of each client against its floor, the least kept ones first.
@@ -92,7 +93,7 @@ class RoundLog:
         for arm in listed[:_MAX_SHARES]:
             notes = [] if floors is None else [f"floor {known[arm.index]:.2f}"]
             if failed := self._failed[arm.index]:
-                notes.append(f"failed {failed} of {self._selected[arm.index]}")
+                notes.append(f"failed {failed} of {self._ended[arm.index]}")
             note = f" ({', '.join(notes)})" if notes else ""
             words.append(f"{arm.name} {shares[arm.index]:.2f}{note}")
         if len(listed) > _MAX_SHARES:

@@ -70,7 +70,7 @@ def test_in_buffered_mode_floors_are_of_updates_and_may_lag_by_their_bound() -> 
 
 
 def test_a_floor_is_met_by_late_updates_that_were_used() -> None:
-    for reason, found in ((None, []), ("timeout", ["floor-missed"])):
+    for reason, found in ((None, []), ("timeout", ["floor-missed", "always-fails"])):
         alarms = Alarms(tau_max_s=5.0)
         late = ArmResult(1, "b", 1.0, reason, staleness=1)
         for number in range(1, 201):
@@ -174,6 +174,16 @@ def test_learning_that_stops_or_diverges_is_told() -> None:
     alarms.observe(round_record(11, [0], stepped=False, no_step="quorum", buffered=True))
     (alarm,) = alarms.active(NAMES, None, 0)
     assert alarm.text.startswith("the model has not changed for 11 steps (quorum)")
+    silent = {"stepped": False, "rtt_s": [None]}
+    for more, advice in (
+        ({"no_step": "nobody-available"}, "check that clients are running and connected"),
+        ({"no_step": "nobody-available", "left_out": [1]}, "clients that are connected have failed"),
+        ({"no_step": "no-replies", "reason": ["client error: no"]}, "look at the logs of the clients"),
+        ({"no_step": "no-replies", "reason": ["timeout"]}, "look at the logs of the clients, and at"),
+    ):
+        alarms.observe(round_record(11, [0], **silent, **more))
+        assert f": {advice}" in alarms.active(NAMES, None, 0)[0].text
+    assert alarms.active(NAMES, None, 0)[0].text.endswith("and at the deadline")
     alarms.observe(round_record(11, [0], accuracy=0.5, loss=1.0))
     for number in range(12, 31):
         alarms.observe(round_record(number, [0], accuracy=0.5, loss=1.0))

@@ -60,7 +60,8 @@ def test_late_updates_count_for_shares_and_are_told_of_their_round(run: Run) -> 
     run.write(record(1, late=[2]), record(2, late_updates=late))
     state = look(run)
     assert state["clients"]["share"] == [1.0, 1.0, 0.5]
-    assert state["clients"]["selected"] == [2, 2, 0]
+    assert state["clients"]["selected"] == [3, 2, 1], "late ones have been asked too"
+    assert state["clients"]["mean_s"][2] == 9.0
     view = RunView(run.path)
     view.refresh()
     first, second = view.round(1), view.round(2)

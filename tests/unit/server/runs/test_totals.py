@@ -61,6 +61,8 @@ def test_late_updates_that_were_used_count_for_shares() -> None:
     assert [arm.requests for arm in totals.arms] == [3, 1, 2]
     assert summary["failure_reasons"] == {"timeout": 3}, "one of them came to light after its round"
     assert [arm["failures"] for arm in summary["arms"]] == [1, 0, 2]
+    assert [arm["mean_rtt_s"] for arm in summary["arms"]] == [1.5, 9.0, None], "its true time"
+    assert totals.arms[1].last_completed == 1
 
 
 def test_the_last_evaluation_by_any_metric_is_in_the_summary() -> None:
