@@ -302,11 +302,13 @@ class SchedulingPolicy(ABC):
         RoundOrderError
             If the round was told already.
         ArrayError
-            If a mask has the wrong shape or type.
+            If a mask has the wrong shape or type, that of the policy's own answer among them.
         """
         self._check_context(context)
         answer = self._select(context)
-        return Selection(context, *(answer if isinstance(answer, tuple) else (answer,)))
+        selection = Selection(context, *(answer if isinstance(answer, tuple) else (answer,)))
+        self._check_mask(f"what {self.name} selects", selection.mask)
+        return selection
 
     def tell(self, selection: Selection, outcome: RoundOutcome) -> None:
         """Learn what the selected arms did in a round.

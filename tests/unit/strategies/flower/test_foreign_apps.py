@@ -974,6 +974,9 @@ def fails(context: RoundContext) -> np.ndarray[Any, Any]:
         (lambda context: np.ones_like(context.available), "broken selected 3 arms, at most 2"),
         (lambda context: ~context.available, r"broken selected \w+, which is not available"),
         (fails, "the policy broken raised ZeroDivisionError: by 0"),
+        (lambda context: np.array([0, 1]), r"what broken selects has shape \(2,\), must be \(3,\)"),
+        (lambda context: np.arange(3), "what broken selects is int64, must be bool"),
+        (lambda context: None, "what broken selects is a NoneType, must be a numpy array"),
     ],
 )
 def test_policy_that_breaks_its_promise_is_named(
