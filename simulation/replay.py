@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flower_scheduling.errors import ConfigError
 from flower_scheduling.help_sections import HelpfulCommand
 from flower_scheduling.server.runtimes.signals import stoppable
 from flower_scheduling.server.settings.run import options_help
@@ -57,6 +58,9 @@ def replay_command(
     if options and not strategies:
         raise click.UsageError("--strategy-option wants the --strategy that has the parameter")
     record = read_record(run)
+    if not record.delivered:
+        message = "must be a run in which a client delivered: nothing tells how long one takes"
+        raise ConfigError("run", str(run), message)
     option, names = ",".join(options), list(strategies or _DEFAULT)
     if not option and plays_again(record):  # it is there already
         names = [name for name in names if name != record.policy]
@@ -95,7 +99,7 @@ def _title(record: RunRecord) -> str:
         return f"{record.num_rounds} rounds, {clients}, {recorded}"
     return (
         f"{record.num_steps} buffered steps, {clients} at work, {recorded}; "
-        f"replayed: {record.num_rounds} rounds"
+        "replayed: rounds with as many updates"
     )
 
 

@@ -21,7 +21,7 @@ from ..monitoring.alarms import Alarms
 from ..monitoring.live_file import FILE as LIVE
 from ..monitoring.live_file import HEARTBEAT_S
 from ..runs.directory import ROUNDS, TRUTH, start_folder
-from ..runs.round_lines import read_line, record_of
+from ..runs.round_lines import MAX_LISTED_ARMS, read_line, record_of
 from ..runs.scores import Scores, read_pick_scores, read_scores
 from ..runs.totals import RunTotals
 from .numbers import csv_lines, number, numbers
@@ -434,12 +434,10 @@ class RunView:
             return states
         if not self._simulated or last is None:
             return [""] * num_arms
-        scores = self._last_scores()
-        if scores is not None:
+        there = set(last.available)
+        available = [arm in there for arm in range(last.num_arms)]
+        if last.num_arms > MAX_LISTED_ARMS and (scores := self._last_scores()) is not None:
             available = scores.available.tolist()
-        else:
-            there = set(last.available)
-            available = [arm in there for arm in range(last.num_arms)]
         states = ["free" if each else "away" for each in available]
         states += ["away"] * (num_arms - len(states))
         for arm in last.left_out:

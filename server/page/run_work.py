@@ -11,6 +11,7 @@ import numpy as np
 
 from flower_scheduling.strategies.flower import RoundRecord, failure_kind
 
+from ..runs.at_work import AtWork
 from .numbers import number
 
 _PIECES: Final = 600  # of the chart of channels
@@ -39,6 +40,7 @@ class RunWork:
     def __init__(self) -> None:
         self._pieces: deque[_Piece] = deque(maxlen=_PIECES)
         self._under_way: dict[int, tuple[float, int]] = {}
+        self._at_work = AtWork()
         self._kinds: list[str | None] = [None]
         self._arms, self._rounds, self._kind = array("i"), array("i"), array("i")
         self._rtt_s = array("f")
@@ -47,12 +49,13 @@ class RunWork:
 
     @property
     def at_work(self) -> list[int]:
-        """Clients that have been given a channel and whose work has not ended."""
-        return list(self._under_way)
+        """Clients that have a channel, or work on though their round has ended."""
+        return list(self._at_work.arms)
 
     def add(self, record: RoundRecord, deadline_s: float | None) -> None:
         """Add a round or step; the deadline is the one of the settings [s], if they have one."""
         self.buffered |= record.buffered
+        self._at_work.add(record)
         self._note_results(record)
         if not record.buffered:
             return

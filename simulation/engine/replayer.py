@@ -44,7 +44,7 @@ class Replayed:
         The policy's name, with the parameters that were given.
     times_s : (num_seeds,) float64
         Total time of each repetition, which all policies of a replay share: differences of pairs
-        say what one policy saves against another [s].
+        say what one policy saves against another; of a buffered run that of as many updates [s].
     little_known : float
         Share of its selections that fell on clients of which fewer than ten rounds were recorded:
         how much of the result the record does not say.
@@ -130,7 +130,8 @@ def replay(
         seed=seed,
     )
     few = np.array([values.size < FEW for values in record.samples_s])
-    return [_replayed(name, result, few) for name, result in results.items()]
+    updates = record.num_rounds * record.num_selected if record.buffered else None
+    return [_replayed(name, result, few, updates) for name, result in results.items()]
 
 
 class _WatchedEnvironment(RecordedEnvironment):
@@ -269,7 +270,14 @@ def _contender(record: RunRecord, name: str, option: str) -> Contender:
     return Contender(name, params)
 
 
-def _replayed(name: str, result: StudyResult, few: BoolArray) -> Replayed:
+def _replayed(
+    name: str, result: StudyResult, few: BoolArray, updates: int | None = None
+) -> Replayed:
+    """Return a replay; where failures leave fewer updates, of as many more rounds as it takes."""
     plays = result.play_count.sum(axis=0)
     share = float(plays[few].sum() / max(plays.sum(), 1))
-    return Replayed(name, result.total_time_s, share)
+    time_s = result.total_time_s
+    if updates is not None:
+        completed = result.play_count.sum(axis=1) - result.failures
+        time_s = time_s * (updates / np.maximum(completed, 1))
+    return Replayed(name, time_s, share)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from flower_scheduling.errors import ConfigError
+from flower_scheduling.server.runs.at_work import AtWork
 from flower_scheduling.server.runs.directory import count_rounds, read_rounds
 from flower_scheduling.server.runs.round_lines import MAX_LISTED_ARMS
 from flower_scheduling.strategies.base import BoolArray, FloatArray, IntArray
@@ -229,6 +230,8 @@ class RunRecord:
         answer, or until it was known that the last one had failed [s].
     measured_s : float
         The same as it was measured, with the server's own work [s].
+    between_s : float
+        What the run took besides its rounds: waiting for clients, aggregating, evaluating [s].
     failures_s : tuple of (num_failures,) float64
         Of each arm after what time each of its failures was known, in their order: when its error
         came, or else at the end of its round or before that of its buffered step, and never later
@@ -267,8 +270,14 @@ class RunRecord:
     buffered: bool = False
     num_steps: int = 0
     by_speed: bool = False
+    between_s: float = 0.0
     num_asked: int = 0
     num_untimed: int = 0
+
+    @property
+    def delivered(self) -> bool:
+        """Whether any client ever delivered in time."""
+        return any(np.isfinite(values).any() for values in self.samples_s)
 
     @property
     def has_spares(self) -> bool:
@@ -291,7 +300,8 @@ def record_of(run: RecordedRun) -> RunRecord:
     """Return the round trips, availability and membership in the rounds of a run.
 
     Where a round does not list the available arms, which large fleets leave out, they are those
-    that were asked and as many of the others as there were, drawn at random.
+    that were asked and as many of the others as there were, drawn at random. Else arms at work, and
+    those left out after failures, are available: a replay knows by itself who works and who fails.
 
     Raises
     ------
@@ -306,6 +316,7 @@ def record_of(run: RecordedRun) -> RunRecord:
     rng = np.random.default_rng(0)
     time_s = measured_s = last_s = 0.0
     buffered, updates, num_steps, num_asked, num_untimed = False, 0, 0, 0, 0
+    at_work = AtWork()
     for row, record in enumerate(run.rounds()):
         if record.num_arms > MAX_LISTED_ARMS:
             drawn = rng.random(record.num_arms)
@@ -313,8 +324,15 @@ def record_of(run: RecordedRun) -> RunRecord:
             available[row, np.argsort(drawn)[: len(record.available)]] = True
         else:
             available[row, record.available] = True
+            if record.buffered:  # the available ones are those at its end
+                at_work.add(record)
+            working = at_work.arms.difference(record.absent)
+            available[row, [*working, *record.left_out]] = True
+            if not record.buffered:
+                at_work.add(record)
         member[row, : record.num_arms] = True
         member[row, record.absent] = False
+        member[row, record.left_out] = True
         deadline_s = record.deadline_s or longest_s
         slowest_s = 0.0
         for result in record.results:
@@ -353,6 +371,7 @@ def record_of(run: RecordedRun) -> RunRecord:
         params={key: run.config[key] for key in _PARAMS if key in run.config},
         time_s=time_s,
         measured_s=measured_s,
+        between_s=max(last_s - measured_s, 0.0),
         failures_s=tuple(np.array([known_s for known_s, _ in each]) for each in trips.failures),
         unanswered=tuple(
             np.array([silent for _, silent in each], dtype=np.bool_) for each in trips.failures

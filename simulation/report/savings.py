@@ -30,6 +30,7 @@ _TINY_S: Final = 1e-12
 # Differences of sums and of shares that are worth a sentence.
 _LUCK: Final = 0.02
 _NOTABLE: Final = 0.01
+_BETWEEN: Final = 0.05
 # From this share of selections on, clients hardly known decide what a replay takes.
 _VAGUE: Final = 0.1
 
@@ -254,7 +255,7 @@ def estimate_savings(
         of_rounds=record.num_rounds,
         caveats=(*_caveats(record, found, whole=whole), *notes),
         little_known=others.little_known,
-        delivered=any(np.isfinite(values).any() for values in record.samples_s),
+        delivered=record.delivered,
         buffered=record.buffered,
         spares=record.has_spares,
     )
@@ -270,6 +271,11 @@ def _caveats(record: RunRecord, found: Sequence[Replayed], *, whole: bool) -> li
         )
     if found[-1].times_s.size < _FEWEST_SEEDS:
         lines.append(f"With {found[-1].times_s.size} repetitions an interval says little.")
+    if record.between_s > _BETWEEN * record.time_s:
+        lines.append(
+            f"Between its rounds the run spent {seconds(record.between_s)}, waiting for clients, "
+            "aggregating or evaluating, which does not count here."
+        )
     if record.measured_s - record.time_s > _NOTABLE * record.time_s:
         lines.append(
             "What the server does in a round besides waiting for clients does not count here: "
