@@ -183,6 +183,13 @@ def caveats(record: RunRecord, found: Sequence[Replayed]) -> list[str]:
             "Clients were asked for work by their speed, slow ones for less of it. The replay "
             "draws these round trips for all policies: with equal work slow clients cost more."
         )
+    errors = sum(int(np.count_nonzero(~silent)) for silent in record.unanswered)
+    if errors > _NOTABLE * tries:
+        lines.append(
+            f"{errors:,} of {tries:,} requests failed by an error. A run leaves clients out for a "
+            "while that fail time and again; the replay asks them as it asks others, and takes "
+            "longer than such a run would."
+        )
     if reproduced(record, found) is False:
         lines.append(
             "Replayed, the policy of the run takes another time than was recorded: round trips "

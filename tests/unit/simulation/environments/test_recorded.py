@@ -13,7 +13,7 @@ from apps import echo_app
 from flwr.app import Message, MessageType, RecordDict
 from reports import a_round, a_run
 
-from flower_scheduling.simulation.engine.replayer import RECORDED, replay, reproduced
+from flower_scheduling.simulation.engine.replayer import RECORDED, caveats, replay, reproduced
 from flower_scheduling.simulation.engine.virtual_grid import VirtualGrid
 from flower_scheduling.simulation.environments.paper import RoundDraw
 from flower_scheduling.simulation.environments.recorded import (
@@ -164,6 +164,7 @@ def test_a_buffered_run_is_compared_by_updates_and_not_by_requests(tmp_path: Pat
     assert record.num_rounds == 200
     (found,) = replay(record, ["random"], num_seeds=20)
     assert found.time_s.mean == pytest.approx(200 * 1.0 + 200 * 0.1, rel=0.1)
+    assert any(line.startswith("200 of 400 requests failed") for line in caveats(record, [found]))
 
 
 def test_late_clients_of_spare_rounds_are_neither_selected_nor_failures(tmp_path: Path) -> None:
