@@ -434,7 +434,7 @@ class RunView:
             return states
         if not self._simulated or last is None:
             return [""] * num_arms
-        there = set(last.available)
+        there = {*last.available, *last.selected}
         available = [arm in there for arm in range(last.num_arms)]
         if last.num_arms > MAX_LISTED_ARMS and (scores := self._last_scores()) is not None:
             available = scores.available.tolist()

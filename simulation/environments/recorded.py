@@ -324,8 +324,10 @@ def record_of(run: RecordedRun) -> RunRecord:
             available[row, np.argsort(drawn)[: len(record.available)]] = True
         else:
             available[row, record.available] = True
-            if record.buffered:  # the available ones are those at its end
+            # Of a step the available ones are those that were so when a channel was last given away.
+            if record.buffered:
                 at_work.add(record)
+                available[row, record.selected] = True
             working = at_work.arms.difference(record.absent)
             available[row, [*working, *record.left_out]] = True
             if not record.buffered:

@@ -145,11 +145,12 @@ def test_clients_that_have_a_channel_are_there_for_other_policies(tmp_path: Path
     lines = [
         step(1, {0: 0.0}, [pick(0, 0.0), pick(1, 0.0), pick(2, 1.0)], [0, 2, 3]),
         step(2, {2: 1.0}, [pick(3, 2.0)], [0, 2]),
-        step(3, {3: 2.0, 1: 0.0}, [], [0, 1, 2]),
+        step(3, {3: 2.0, 1: 0.0}, [], [0, 2]),  # as they were when a channel was last given away
+        step(4, {0: 3.0}, [pick(0, 3.0)], [1, 2]),
     ]
     record = read_record(a_run(tmp_path / "run", lines, mode="buffered", **{"num-selected": 1}))
     all_there, not_d = [True] * 4, [True, True, True, False]
-    assert record.available.tolist() == [all_there, all_there, all_there, not_d], "four updates"
+    assert record.available.tolist() == [*[all_there] * 4, not_d], "five updates in four steps"
 
 
 def test_a_buffered_run_is_compared_by_updates_and_not_by_requests(tmp_path: Path) -> None:
