@@ -324,7 +324,7 @@ def record_of(run: RecordedRun) -> RunRecord:
             available[row, np.argsort(drawn)[: len(record.available)]] = True
         else:
             available[row, record.available] = True
-            # Of a step the available ones are those that were so when a channel was last given away.
+            # Of a step they are those that were so when a channel was last given away.
             if record.buffered:
                 at_work.add(record)
                 available[row, record.selected] = True

@@ -174,14 +174,14 @@ def test_learning_that_stops_or_diverges_is_told() -> None:
     alarms.observe(round_record(11, [0], stepped=False, no_step="quorum", buffered=True))
     (alarm,) = alarms.active(NAMES, None, 0)
     assert alarm.text.startswith("the model has not changed for 11 steps (quorum)")
-    silent = {"stepped": False, "rtt_s": [None]}
-    for more, advice in (
-        ({"no_step": "nobody-available"}, "check that clients are running and connected"),
-        ({"no_step": "nobody-available", "left_out": [1]}, "clients that are connected have failed"),
-        ({"no_step": "no-replies", "reason": ["client error: no"]}, "look at the logs of the clients"),
-        ({"no_step": "no-replies", "reason": ["timeout"]}, "look at the logs of the clients, and at"),
+    logs = "look at the logs of the clients"
+    for why, more, advice in (
+        ("nobody-available", {}, "check that clients are running and connected"),
+        ("nobody-available", {"left_out": [1]}, "clients that are connected have failed"),
+        ("no-replies", {"reason": ["client error: no"]}, logs),
+        ("no-replies", {"reason": ["timeout"]}, f"{logs}, and at the deadline"),
     ):
-        alarms.observe(round_record(11, [0], **silent, **more))
+        alarms.observe(round_record(11, [0], stepped=False, no_step=why, rtt_s=[None], **more))
         assert f": {advice}" in alarms.active(NAMES, None, 0)[0].text
     assert alarms.active(NAMES, None, 0)[0].text.endswith("and at the deadline")
     alarms.observe(round_record(11, [0], accuracy=0.5, loss=1.0))
