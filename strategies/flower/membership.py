@@ -111,11 +111,11 @@ class Membership:
     ) -> None:
         """Wait until so many clients are available, within the bound; log the wait now and then.
 
-        It does not wait where so many are there and none of them has examples. If enough are there,
-        and some of them rest after failures, it waits until enough have rested, whatever the bound:
-        when that is, is known. At the bound those
-        that are connected, and have not told their name and size, are taken as they are: of a node
-        that starts a process for each message the first answer may take longer.
+        It does not wait where so many are there and none of them has examples. Where enough are
+        there, and some of them rest after failures, it waits until enough have rested, whatever the
+        bound. At the bound those that are connected, and have not told their name and size, are
+        taken as they are: of a node that starts a process for each message the first answer may
+        take longer.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         end_s = grid.now() + wait_s
@@ -145,7 +145,7 @@ class Membership:
                     self._resting_text(),
                 )
             pauses = [left_s] if left_s > 0.0 else []
-            pauses += [rests[0] - grid.now()] if rests else []
+            pauses += [max(rests[0] - grid.now(), 0.0)] if rests else []
             pauses += [_ANSWER_STEP_S] if len(self._discovery) else []
             grid.wait(min(pauses))
             self.sync(grid)

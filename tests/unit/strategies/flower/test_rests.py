@@ -218,3 +218,19 @@ def test_another_run_on_another_clock_begins_without_rests() -> None:
     grid.now_s, grid.asked_s = 0.0, [[], []]
     scheduled.start(grid, model(), num_rounds=2)
     assert grid.asked_s[0] == [0.0]
+
+
+def test_a_rest_that_ends_while_the_wait_begins_is_no_negative_wait() -> None:
+    """A real clock goes on between two looks at it."""
+
+    class Ticking(Grid):
+        def now(self) -> float:
+            self.now_s += 0.01
+            return self.now_s
+
+        def wait(self, seconds: float) -> None:
+            assert seconds >= 0.0
+            self.now_s += min(seconds, 0.005)
+
+    records, _ = run(Ticking([failing_until(5)], [0.1]), 8)
+    assert records[-1].stepped
