@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,22 @@ def test_diverged_clients_are_left_out():
     records, curve = assert_equal(make_config(**{**SMALL, **settings}))
     assert 0 < curve.failures.sum() < curve.selections.sum()
     assert any(0 < record.completed.count(True) < 3 for record in records)
+
+
+def test_a_run_waits_for_diverged_clients_where_no_other_is_there():
+    settings = {"learning_rate": 6e14, "local_steps": 2, "strategy": "random", "rounds": 60}
+    small = {**SMALL, "num_clients": 3, "num_selected": 2, "partitioner": "iid:100"}
+    config = make_config(**{**small, **settings})
+    records, _ = assert_equal(config)
+    waits_s = [b.time_s - b.round_s - a.time_s for a, b in pairwise(records)]
+    assert max(waits_s) > 0.5, "for a client that is left out"
+    assert any(len(record.left_out) == 2 for record in records)
+    buffered = config.changed(mode="buffered", learning_rate=1e18, rounds=6)  # of all, always
+    records, _ = by_messages(buffered)
+    times: dict[int, float] = {}
+    run_batched(buffered, lambda t, selected, completed, time_s: times.update({t: time_s}))
+    assert times == {record.round: record.time_s for record in records if record.results}
+    assert records[-1].time_s > 60.0
 
 
 def test_nobody_in_time_makes_no_step():
