@@ -6,7 +6,7 @@
 
 Once in its life an app loads libraries and data, or compiles its model. Lengths of rounds are means
 by the laws of all times, in units of a round of the best clients, from the round on in which all
-clients could have been tried twice. A minute.
+clients could have been tried twice. Half a minute.
 """
 
 from __future__ import annotations

@@ -12,7 +12,13 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from flower_scheduling.reasons import FREE_RIDER, NOBODY_AVAILABLE
+from flower_scheduling.reasons import (
+    FREE_RIDER,
+    NO_EXAMPLES,
+    NO_REPLIES,
+    NOBODY_AVAILABLE,
+    QUORUM,
+)
 from flower_scheduling.strategies import NamedFloors, parse_floors
 from flower_scheduling.strategies.deadline import AUTO, GivenDeadline
 from flower_scheduling.strategies.floors import buffered_lag
@@ -70,9 +76,9 @@ _SHORTER_DEADLINE: Final = "a shorter one (--tau-max-s), or auto, which finds on
 _SEE_LOG: Final = "the log says more"
 _NO_STEP_ADVICE: Final = {
     NOBODY_AVAILABLE: "check that clients are running and connected",
-    "no-replies": "look at the logs of the clients",
-    "no-examples": "check that the clients have data to train on",
-    "quorum": "too few clients deliver, so look at the logs of those that fail",
+    NO_REPLIES: "look at the logs of the clients",
+    NO_EXAMPLES: "check that the clients have data to train on",
+    QUORUM: "too few clients deliver, so look at the logs of those that fail",
 }
 _DIVERGED_TEXT: Final = (
     "the loss is not a finite number, so the model has diverged: begin again from a checkpoint or "
@@ -422,9 +428,10 @@ class AlarmLog(RoundCallback):
 
 
 def _no_step_advice(why: str, last: RoundRecord) -> str:
+    """Return what to do about rounds without a step, of which this is the last."""
     advice = _NO_STEP_ADVICE.get(why, _SEE_LOG)
     if why == NOBODY_AVAILABLE and last.left_out:
         return "clients that are connected have failed time and again, so look at their logs"
-    if TIMEOUT in map(failure_kind, filter(None, last.reason)):
+    if why in (NO_REPLIES, QUORUM) and TIMEOUT in map(failure_kind, filter(None, last.reason)):
         return f"{advice}, and at the deadline"
     return advice

@@ -375,7 +375,10 @@ class BatchedRun:
     def _wait_for_rests(self, there: BoolArray) -> None:
         """Let time pass until a client is available, if some of these rest and all others work."""
         while True:
-            busy, rests = self._busy_until_s > self._time_s, self._rest_end_s > self._time_s
+            rests = self._rest_end_s > self._time_s
+            if not rests.any():
+                return
+            busy = self._busy_until_s > self._time_s
             if not (there & ~busy & rests).any() or (there & ~busy & ~rests).any():
                 return
             ends_s = np.concatenate([self._busy_until_s[busy], self._rest_end_s[there & rests]])

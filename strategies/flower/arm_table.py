@@ -263,13 +263,17 @@ class ArmTable:
         return [self.arms[i] for i in np.flatnonzero(mask).tolist()]
 
     def left_out(self, now_s: float) -> list[int]:
-        """Return the connected arms that rest, or have no examples and are not tried again yet."""
-        out = (self._rest_end_s > now_s) | self._unfit()
-        left_out: list[int] = np.flatnonzero((self._present & out)[: len(self.arms)]).tolist()
+        """Return the connected arms that rest, or have no examples and are not tried again yet.
+
+        Any thread may ask, while arms are added.
+        """
+        known = len(self.arms)  # the columns have as many rows or more at any moment
+        out = (self._rest_end_s[:known] > now_s) | self._unfit(known)
+        left_out: list[int] = np.flatnonzero(self._present[:known] & out).tolist()
         return left_out
 
-    def _unfit(self) -> BoolArray:
-        unfit: BoolArray = (self._size == 0) & (self._next_try > self.round)
+    def _unfit(self, known: int | None = None) -> BoolArray:
+        unfit: BoolArray = (self._size[:known] == 0) & (self._next_try[:known] > self.round)
         return unfit
 
     def end_rests(self) -> None:
@@ -323,12 +327,12 @@ class ArmTable:
             self._by_node[node_id] = arm
 
     def _add(self, arm: Arm) -> None:
+        if (room := self._present.size) <= len(self.arms):  # first, for readers in other threads
+            for name in _COLUMNS:
+                setattr(self, name, np.pad(getattr(self, name), (0, max(64, room))))
         self.arms.append(arm)
         self._by_key[arm.key] = self._by_node[arm.node_id] = arm
         self._rows.append(None)
-        if (room := self._present.size) < len(self.arms):
-            for name in _COLUMNS:
-                setattr(self, name, np.pad(getattr(self, name), (0, max(64, room))))
         self.note(arm)
 
     def _clear_nodes(self, mask: BoolArray, nodes: AbstractSet[int]) -> None:

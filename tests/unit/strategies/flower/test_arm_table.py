@@ -147,3 +147,23 @@ def test_state(*, earlier: bool) -> None:
         != json.loads(table.state()["rows"].tobytes())[5]
     )
     assert again.names == table.names
+
+
+def test_who_is_left_out_can_be_read_while_arms_are_added() -> None:
+    """The status is made by another thread, between any two steps of the run's own."""
+    reads = 0
+
+    class Read(ArmTable):
+        def __setattr__(self, name: str, value: Any) -> None:
+            nonlocal reads
+            super().__setattr__(name, value)
+            if "ready" in self.__dict__:
+                assert self.left_out(0.0) == []
+                reads += 1
+
+    table = Read()
+    table.ready = True  # type: ignore[attr-defined]
+    for count in (1, 63, 64, 65, 200):
+        synced(table, Nodes(**{f"d{number}": number for number in range(count)}))
+    assert len(table) == 200
+    assert reads > 50
