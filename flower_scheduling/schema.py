@@ -38,7 +38,7 @@ class Strict(BaseModel):
     where: ClassVar[str] = ""
     """What errors put before a key, e.g. ``"node config "``."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:

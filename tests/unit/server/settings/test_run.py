@@ -38,6 +38,7 @@ def test_spare_clients_may_be_left_to_the_policy() -> None:
     ("key", "value", "message"),
     [
         ("num-select", 3, "did you mean num-selected"),
+        ("self", 3, "is no setting"),
         ("num-selected", 2.5, "num-selected = 2.5: must be a whole number"),
         ("num-selected", True, "num-selected = True: must be a whole number"),
         ("num-selected", "3", "num-selected = '3': must be a whole number"),
