@@ -135,7 +135,7 @@ class Explanation:
       utility;
     - ``failures``: what failing costs, where it is estimated apart;
     - ``bonus``: optimism about what is not known well; infinite where an untried arm comes first
-      or last;
+      or last, and beyond all costs where an arm goes first for another reason;
     - ``draw``: how far a random draw lies from the mean;
     - ``queue``: what the arm is owed.
 

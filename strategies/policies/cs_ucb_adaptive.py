@@ -34,6 +34,10 @@ _HORIZON: Final = 1000
 _LENGTH_PER_TIME: Final = 4.0
 """How much more a round's length falls than the N-th smallest mean time, when more arms are tried:
 slower arms scatter more, and the slowest of N is what a round waits for."""
+_SECOND_TRIALS: Final = 4
+_SECOND_TRIAL_TIME: Final = 2.0
+"""Rounds of arms that are tried a second time, and what such an arm takes at most, in units of the
+N-th smallest mean time."""
 _CHANGE_SLACK: Final = 0.5
 _CHANGE_CLIP: Final = 3.0
 _CHANGE_PLAYS: Final = 8
@@ -92,6 +96,10 @@ class CsUcbAdaptive(SchedulingPolicy):
       expected as there have been, and at least 1000. With m arms tried, the saving per round is
       estimated by four times what the N-th best of them costs more than the (N m / (m + N))-th
       best, and the price by what such rounds have taken on average, less the N-th best.
+    - Second trials are made together as well: one by one, each would prolong another round. So after
+      the trials the arms that were played once are selected before all others, the cheapest first,
+      N in a round, until more than 3 N arms were played twice; as long as there are N that took at
+      most twice the N-th smallest mean time.
     - The very first time of a client may be many times as long as those that follow: its app loads
       libraries and data. Arms that were played twice would then look faster than all that were
       played once, and go on being played. So e_k = ln(first / second time) is noted of each arm.
@@ -183,6 +191,9 @@ class CsUcbAdaptive(SchedulingPolicy):
 
     def _select(self, context: RoundContext) -> BoolArray:
         key = -self.cost_s(context.round)
+        again = self._tried_again(context)
+        if again.any():
+            key -= np.where(again, key.min(axis=-1, keepdims=True), 0.0)
         untried = self._untried()
         if untried.any():
             tried = self._worth_trying(context.round)[..., np.newaxis]
@@ -192,6 +203,9 @@ class CsUcbAdaptive(SchedulingPolicy):
     def _explain(self, selection: Selection) -> Explanation:
         mean, expected, cost = self._costs_s(selection.round)
         parts = {"mean": mean, "failures": expected - mean, "bonus": cost - expected}
+        again = self._tried_again(selection.context)
+        if again.any():
+            parts["bonus"] -= np.where(again, cost.max(axis=-1, keepdims=True), 0.0)
         untried = self._untried()
         if untried.any():
             parts["mean"][untried] = parts["failures"][untried] = 0.0
@@ -297,6 +311,29 @@ class CsUcbAdaptive(SchedulingPolicy):
         # Not above: where no tried arm is any good, another trial costs nothing (but rounding).
         price -= _LEAST_TIME * self.tau_max_s
         return np.asarray(few | (_LENGTH_PER_TIME * (now - then) * rounds >= price))
+
+    def _tried_again(self, context: RoundContext) -> BoolArray:
+        """Return the arms that go before all others since they were played once.
+
+        Returns
+        -------
+        (*batch, num_arms) bool
+        """
+        nothing = np.zeros(self.shape, dtype=np.bool_)
+        tries, n = self._tries(), self.num_selected
+        few = np.count_nonzero(tries > 1, axis=-1) <= (_SECOND_TRIALS - 1) * n
+        if self.channels or self.num_arms <= n or not few.any():
+            return nothing
+        once = (tries == 1) & (self.success_count == 1) & context.available
+        if not (few & (np.count_nonzero(once, axis=-1) >= n)).any():
+            return nothing
+        mean = self.mean_time_s()
+        now = np.partition(np.where(tries > 0, mean, np.inf), n - 1, axis=-1)[..., n - 1 : n]
+        once &= mean <= _SECOND_TRIAL_TIME * now
+        trial = (self._untried() & context.available).any(axis=-1)
+        trial &= self._worth_trying(context.round)
+        few &= (np.count_nonzero(once, axis=-1) >= n) & ~trial
+        return np.asarray(once & few[..., np.newaxis])
 
     def _learn(self, selection: Selection, outcome: RoundOutcome) -> None:
         arms = selection.positions

@@ -106,6 +106,8 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
         if untried.any():
             value[untried] = self._untried_values(context.round)[untried]
             cost[untried] = 0.0
+        again = self._tried_again(context)
+        value[again] += self._beyond_all()
         if self.channels:
             return top_arms((value - cost,), self._selectable(context), 1, self._rng)
         return cheapest_set(
@@ -128,6 +130,7 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
         mean, expected, cost = self._costs_s(selection.round)
         untried = self._untried()
         values = self._values(cost, untried)
+        again = self._tried_again(selection.context)
         any_untried = bool(untried.any())
         if any_untried:
             for value in values.values():
@@ -147,17 +150,34 @@ class CsUcbQAdaptive(QueuePolicy, CsUcbAdaptive):
             explanation = explain_cheapest_set(
                 costs, values, selection.mask, unit="s", sum_weight=_SUM_WEIGHT
             )
+        bonus = explanation.parts["bonus"]
         if any_untried:
-            bonus = explanation.parts["bonus"]
             bonus[untried] -= self._untried_values(selection.round)[untried]
+        bonus[again] -= self._beyond_all()
         return explanation
 
     def _untried_values(self, round: int) -> FloatArray:
         """Return what selecting each arm would be worth if it were untried: most, or least."""
         tried_now = self._worth_trying(round)[..., np.newaxis] | (self._min_participation > 0)
-        longest_s = self.mean_time_s().max(initial=self.tau_max_s)
-        beyond_all = (self.num_arms + 1) * longest_s * (1.0 + self.virtual_queue.max(initial=0.0))
+        beyond_all = self._beyond_all()
         return np.asarray(np.where(tried_now, beyond_all, -beyond_all))
+
+    def _beyond_all(self) -> float:
+        """Return what is worth more than anything else [s]."""
+        longest_s = self.mean_time_s().max(initial=self.tau_max_s)
+        most_owed = self.virtual_queue.max(initial=0.0)
+        return float((self.num_arms + 1) * longest_s * (1.0 + most_owed))
+
+    def _tried_again(self, context: RoundContext) -> BoolArray:
+        """Return the arms that go before all others since they were played once.
+
+        Arms with floors come to their second trial anyway, and those that are owed much go first.
+        """
+        again = super()._tried_again(context)
+        if again.any():
+            owed = (self._owed() & context.available).any(axis=-1, keepdims=True)
+            again &= ~owed & np.asarray(self._min_participation == 0.0)
+        return again
 
     def _value(self, cost: FloatArray, untried: BoolArray) -> FloatArray:
         """Return what selecting each arm is worth, v [s]."""
