@@ -34,10 +34,10 @@ _HORIZON: Final = 1000
 _LENGTH_PER_TIME: Final = 4.0
 """How much more a round's length falls than the N-th smallest mean time, when more arms are tried:
 slower arms scatter more, and the slowest of N is what a round waits for."""
-_SECOND_TRIALS: Final = 4
+_SECOND_TRIALS: Final = 0.15
 _SECOND_TRIAL_TIME: Final = 2.0
-"""Rounds of arms that are tried a second time, and what such an arm takes at most, in units of the
-N-th smallest mean time."""
+"""Share of the arms that are tried a second time together, and what such an arm takes at most, in
+units of the N-th smallest mean time."""
 _CHANGE_SLACK: Final = 0.5
 _CHANGE_CLIP: Final = 3.0
 _CHANGE_PLAYS: Final = 8
@@ -98,8 +98,8 @@ class CsUcbAdaptive(SchedulingPolicy):
       best, and the price by what such rounds have taken on average, less the N-th best.
     - Second trials are made together as well: one by one, each would prolong another round. So after
       the trials the arms that were played once are selected before all others, the cheapest first,
-      N in a round, until more than 3 N arms were played twice; as long as there are N that took at
-      most twice the N-th smallest mean time.
+      N in a round, up to 15 % of the arms, and as long as there are N that took at most twice the
+      N-th smallest mean time. With fewer than 13 N arms there are none but of the N cheapest.
     - The very first time of a client may be many times as long as those that follow: its app loads
       libraries and data. Arms that were played twice would then look faster than all that were
       played once, and go on being played. So e_k = ln(first / second time) is noted of each arm.
@@ -321,8 +321,9 @@ class CsUcbAdaptive(SchedulingPolicy):
         """
         nothing = np.zeros(self.shape, dtype=np.bool_)
         tries, n = self._tries(), self.num_selected
-        few = np.count_nonzero(tries > 1, axis=-1) <= (_SECOND_TRIALS - 1) * n
-        if self.channels or self.num_arms <= n or not few.any():
+        tried = np.count_nonzero(tries, axis=-1)
+        few = np.count_nonzero(tries > 1, axis=-1) + n <= _SECOND_TRIALS * tried
+        if self.channels or not few.any():
             return nothing
         once = (tries == 1) & (self.success_count == 1) & context.available
         if not (few & (np.count_nonzero(once, axis=-1) >= n)).any():

@@ -225,94 +225,95 @@ def test_arms_that_are_not_worth_trying_are_taken_where_nobody_else_is() -> None
 
 
 ADAPTIVE = pytest.mark.parametrize("name", ["cs-ucb-adaptive", "cs-ucb-q-adaptive"])
+HUNDRED = np.ones(100, dtype=np.bool_)
 
 
-def tried_once(name: str, *, slowest_s: float = 1.9, **more: object) -> CsUcbAdaptive:
-    """Return a policy that has tried 40 arms of 1 s and more in ten rounds, the fastest last."""
-    policy = build(name, num_arms=40, num_selected=4, **more)
-    times_s = np.linspace(slowest_s, 1.0, 40)
-    for round in range(1, 11):
+def tried_once(
+    name: str, *, slowest_s: float = 1.9, **more: object
+) -> tuple[CsUcbAdaptive, np.ndarray]:
+    """Return a policy that has tried 100 arms, 4 a round, the last the fastest; and their times."""
+    policy = build(name, num_arms=100, num_selected=4, **more)
+    times_s = np.linspace(slowest_s, 1.0, 100)
+    for round in range(1, 26):
         play(policy, round, times_s)
-    assert policy.play_count.tolist() == [1] * 40
-    return policy
+    assert policy.play_count.tolist() == [1] * 100
+    return policy, times_s
 
 
 @ADAPTIVE
 def test_the_fastest_are_tried_a_second_time_together(name) -> None:
-    policy = tried_once(name)
-    times_s = np.linspace(1.9, 1.0, 40)
-    rounds = [play(policy, round, times_s) for round in range(11, 16)]
-    assert rounds[:4] == [[36, 37, 38, 39], [32, 33, 34, 35], [28, 29, 30, 31], [24, 25, 26, 27]]
-    assert rounds[4] == [36, 37, 38, 39]
+    """Up to 15 of them, 4 at a time."""
+    policy, times_s = tried_once(name)
+    rounds = [play(policy, round, times_s) for round in range(26, 30)]
+    assert rounds == [[96, 97, 98, 99], [92, 93, 94, 95], [88, 89, 90, 91], [96, 97, 98, 99]]
 
 
 @ADAPTIVE
 def test_second_trials_end_where_arms_are_much_slower(name) -> None:
-    """Of the times from 10 s down to 1 s, eleven are within twice the fourth smallest."""
-    policy = tried_once(name, slowest_s=10.0, tau_max_s=20.0)
-    times_s = np.linspace(10.0, 1.0, 40)
-    assert np.count_nonzero(times_s <= 2 * times_s[36]) == 11
-    rounds = [play(policy, round, times_s) for round in range(11, 14)]
-    assert rounds == [[36, 37, 38, 39], [32, 33, 34, 35], [36, 37, 38, 39]]
+    policy, times_s = tried_once(name, slowest_s=20.0, tau_max_s=40.0)
+    assert np.count_nonzero(times_s <= 2 * times_s[96]) == 12
+    rounds = [play(policy, round, times_s) for round in range(26, 30)]
+    assert rounds[1:] == [[92, 93, 94, 95], [88, 89, 90, 91], [96, 97, 98, 99]]
+    policy, times_s = tried_once(name, slowest_s=40.0, tau_max_s=80.0)
+    assert np.count_nonzero(times_s <= 2 * times_s[96]) == 9
+    rounds = [play(policy, round, times_s) for round in range(26, 29)]
+    assert rounds[1:] == [[92, 93, 94, 95], [96, 97, 98, 99]]
 
 
 @ADAPTIVE
 def test_second_trials_are_of_arms_that_are_there(name) -> None:
-    policy = tried_once(name)
-    times_s = np.linspace(1.9, 1.0, 40)
-    there = np.arange(40) < 30
-    assert play(policy, 11, times_s, available=there) == [26, 27, 28, 29]
-    few = np.isin(np.arange(40), [0, 1, 2, 27, 28, 29])  # three of which were played once
-    assert play(policy, 12, times_s, available=few) == [2, 27, 28, 29]
+    policy, times_s = tried_once(name)
+    assert play(policy, 26, times_s, available=np.arange(100) < 70) == [66, 67, 68, 69]
+    few = np.isin(np.arange(100), [0, 1, 2, 67, 68, 69])  # of which three were played once
+    assert play(policy, 27, times_s, available=few) == [2, 67, 68, 69]
 
 
 @ADAPTIVE
 def test_a_fade_in_the_first_trial_does_not_keep_a_fast_arm_out(name) -> None:
-    """It took two fifths longer, at which no bonus makes it worth a place among the others."""
-    policy = build(name, num_arms=40, num_selected=4)
+    """It took a third longer, at which no bonus makes it worth a place among the others."""
+    policy = build(name, num_arms=100, num_selected=4)
     rng = np.random.default_rng(3)
-    means_s = np.where(np.arange(40) < 4, 1.0, np.linspace(1.2, 1.9, 40))
-    fades = np.where(np.arange(40) == 2, 1.42, 1.0)
+    means_s = np.where(np.arange(100) < 4, 1.0, np.linspace(1.3, 4.0, 100))
+    fades = np.where(np.arange(100) == 2, 1.5, 1.0)
     for round in range(1, 501):
-        scatter = np.exp(0.02 * rng.standard_normal(40))
+        scatter = np.exp(0.02 * rng.standard_normal(100))
         play(policy, round, means_s * scatter * (fades if policy.play_count[2] == 0 else 1.0))
     assert policy.play_count[2] > 400
 
 
 def test_second_trials_are_seen_in_the_scores() -> None:
-    policy = tried_once("cs-ucb-adaptive")
-    selection = policy.ask(RoundContext(11, np.ones(40, dtype=np.bool_)))
-    explanation = policy.explain(selection)
-    cost = policy.cost_s(11)
-    parts = explanation.parts
+    policy, times_s = tried_once("cs-ucb-adaptive")
+    explanation = policy.explain(policy.ask(RoundContext(26, HUNDRED)))
+    cost = policy.cost_s(26)
     assert explanation.score == pytest.approx(cost - cost.max())
-    assert parts["mean"] == pytest.approx(np.linspace(1.9, 1.0, 40))
-    play(policy, 11, np.linspace(1.9, 1.0, 40))
-    scores = policy.explain(policy.ask(RoundContext(12, np.ones(40, dtype=np.bool_)))).score
-    cost = policy.cost_s(12)
-    expected = np.where(policy.play_count == 1, cost - cost.max(), cost)
-    assert scores == pytest.approx(expected)
+    assert explanation.parts["mean"] == pytest.approx(times_s)
+    play(policy, 26, times_s)
+    scores = policy.explain(policy.ask(RoundContext(27, HUNDRED))).score
+    cost = policy.cost_s(27)
+    assert scores == pytest.approx(np.where(policy.play_count == 1, cost - cost.max(), cost))
 
 
 def test_arms_with_floors_come_to_their_second_trial_as_they_are_owed() -> None:
-    floors = np.where(np.arange(40) < 36, 0.05, 0.0)
-    policy = tried_once("cs-ucb-q-adaptive", min_participation=floors)
-    times_s = np.linspace(1.9, 1.0, 40)
-    assert play(policy, 11, times_s) == [36, 37, 38, 39]
-    assert np.count_nonzero(policy._tried_again(RoundContext(12, np.ones(40, np.bool_)))) == 0
-    # Without floors, but one that is owed: that goes first, in company of the fastest.
-    policy = tried_once("cs-ucb-q-adaptive", min_participation=np.where(np.arange(40) < 1, 0.1, 0))
+    floors = np.where(np.arange(100) < 96, 0.02, 0.0)
+    policy, _ = tried_once("cs-ucb-q-adaptive", min_participation=floors)
+    policy.virtual_queue[:] = 0.0
+    again = policy._tried_again(RoundContext(26, HUNDRED))
+    assert np.flatnonzero(again).tolist() == [96, 97, 98, 99]
+
+
+def test_an_arm_that_is_owed_much_goes_before_second_trials() -> None:
+    floors = np.where(np.arange(100) == 0, 0.1, 0.0)
+    policy, times_s = tried_once("cs-ucb-q-adaptive", min_participation=floors)
     policy.virtual_queue[0] = 7.0
-    assert 0 in play(policy, 11, times_s)
+    assert 0 in play(policy, 26, times_s)
 
 
 def test_channels_have_no_second_trials() -> None:
-    policy = build(num_arms=40, num_selected=4, channels=True)
-    times_s = np.linspace(1.9, 1.0, 40)
-    for round in range(1, 41):
-        play(policy, round, times_s)
-    assert policy.play_count.tolist() == [1] * 40
-    assert not policy._tried_again(RoundContext(41, np.ones(40, dtype=np.bool_))).any()
+    policy = build(num_arms=100, num_selected=4, channels=True)
+    for round in range(1, 101):
+        play(policy, round, np.linspace(1.9, 1.0, 100))
+    assert policy.play_count.tolist() == [1] * 100
+    assert not policy._tried_again(RoundContext(101, HUNDRED)).any()
 
 
 @pytest.mark.parametrize("name", ["cs-ucb-adaptive", "cs-ucb-q-adaptive"])
@@ -431,18 +432,15 @@ def test_score_of_an_arm_in_its_set_by_hand(debt) -> None:
     policy = build("cs-ucb-q-adaptive", num_arms=3, num_selected=2)
     assert isinstance(policy, CsUcbQAdaptive)
     mean = np.array([1.0, 1.5, 1.75])
-    plays = [0, 1, 0, 1, 2]  # one of them once: that is no round of second trials
-    for round, arm in enumerate(plays, start=1):
-        play(policy, round, mean, only=[arm])
+    for arm in range(3):
+        play(policy, arm + 1, mean, only=[arm])
     policy.virtual_queue[2] = debt
-    selection = policy.ask(RoundContext(6, np.ones(3, dtype=np.bool_)))
+    selection = policy.ask(RoundContext(4, np.ones(3, dtype=np.bool_)))
     explanation = policy.explain(selection)
-    # No spread and no failures: (0 + 1/12) / 3 or 2, and 5 tries in all with half a failure.
-    tries = np.array([2, 2, 1])
-    chance = 0.5 / 6 / (tries + 1)
-    hope = 0.5 * np.sqrt(log_gain(6, 6.75 / 5) * chance * (1 - chance) / tries)
-    hope = np.minimum(hope, chance)
-    assert hope.all()
+    # No spread and no failures: (0 + 1/8) / 2, and 3 tries in all with half a failure.
+    chance = 0.0625
+    hope = 0.5 * math.sqrt(log_gain(4, 4.25 / 3) * chance * (1 - chance))
+    assert 0.0 < hope < chance
     expected = mean + chance * (TAU_MAX_S - mean)
     cost = expected - hope * (TAU_MAX_S - mean)
     value = 0.0
