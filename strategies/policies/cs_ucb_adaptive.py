@@ -96,10 +96,10 @@ class CsUcbAdaptive(SchedulingPolicy):
       expected as there have been, and at least 1000. With m arms tried, the saving per round is
       estimated by four times what the N-th best of them costs more than the (N m / (m + N))-th
       best, and the price by what such rounds have taken on average, less the N-th best.
-    - Second trials are made together as well: one by one, each would prolong another round. So after
+    - Second trials are made together as well: one by one, each would prolong another round. After
       the trials the arms that were played once are selected before all others, the cheapest first,
       N in a round, up to 15 % of the arms, and as long as there are N that took at most twice the
-      N-th smallest mean time. With fewer than 13 N arms there are none but of the N cheapest.
+      N-th smallest mean time. With fewer than 13 N arms that is none beyond the N cheapest.
     - The very first time of a client may be many times as long as those that follow: its app loads
       libraries and data. Arms that were played twice would then look faster than all that were
       played once, and go on being played. So e_k = ln(first / second time) is noted of each arm.
