@@ -19,6 +19,8 @@ from flower_scheduling.strategies.flower import (
     followed_by,
 )
 from flower_scheduling.strategies.flower.client_evaluation import SELECTED
+from flower_scheduling.strategies.flower.idle import FAIRNESS
+from flower_scheduling.strategies.registry import find_policy
 
 from .callbacks import RoundCallback
 from .monitoring.alarms import AlarmLog
@@ -65,7 +67,8 @@ def build_strategy(
         late_updates=config.late_updates,
         max_share=config.max_share,
         tau_max_s=config.tau_max_s,
-        fairness=config.fairness,
+        # Where that has no effect the command has said so.
+        fairness=config.fairness if find_policy(config.strategy).keeps_floors else FAIRNESS,
         availability=availability,
         seed=config.seed,
         min_clients=config.min_clients or None,

@@ -152,6 +152,8 @@ class SimulationConfig(ServerConfig, CompressionSettings, RadioSettings):
         if self.compute_law != "uniform":
             alone = f"empty with compute-law {self.compute_law}"
             self.require("slowdowns", not self.slowdowns, alone)
+        else:
+            self.require("compute_shape", self.compute_shape == 1.0, "1 with compute-law uniform")
         if self.compute_law == "pareto":
             self.require("compute_shape", self.compute_shape > 1, "above 1, for a mean of 1")
         return self

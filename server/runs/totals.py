@@ -287,8 +287,9 @@ class RunTotals:
     def _suggest_tau_max(self, tau_max_s: float) -> float | None:
         """Suggest a deadline: half as much again as 99 of 100 answers take, or twice this one.
 
-        With more than 1 in 100 answers too late the deadline itself hides that quantile. A client
-        that has never answered is none of these, unless others come near the deadline.
+        With more than 1 in 100 answers too late the deadline itself hides that quantile. But where
+        the others are far from it, a client that never answers, or does so more often than not,
+        is none that needs more time.
         """
         answers = self._rtt_bins.total()
         if not answers:
@@ -303,7 +304,8 @@ class RunTotals:
         answer_s = math.exp(quantile * _BIN)
         late = self.failures[TIMEOUT]
         if LOOSE * answer_s < tau_max_s:
-            late -= sum(arm.failures[TIMEOUT] for arm in self.arms if not arm.completed)
+            too_late = ((arm.completed, arm.failures[TIMEOUT]) for arm in self.arms)
+            late = sum(late for completed, late in too_late if 0 < completed < late)
         if late > (1 - _SUGGESTED_QUANTILE) * (answers + late):
             return 2 * tau_max_s
         return round(_SUGGESTED_FACTOR * answer_s, 3)

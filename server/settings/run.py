@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import model_validator
@@ -201,13 +201,13 @@ _OF_SOME: Final = {"beta": "beta", "truncate": "truncate", "fairness": "min_part
 """Settings that only some policies take, and as which parameter."""
 
 
-def idle_settings(given: Iterable[str], policies: Sequence[str]) -> list[str]:
+def idle_settings(given: Mapping[str, object], policies: Sequence[str]) -> list[str]:
     """Return a line for each given setting that none of the policies takes.
 
     Parameters
     ----------
-    given : iterable of str
-        Keys that the user has set.
+    given : mapping of str
+        What the user has set, by its key. No floors are the same to every policy.
     policies : sequence of str
         Names of the policies that are to run.
     """
@@ -215,6 +215,6 @@ def idle_settings(given: Iterable[str], policies: Sequence[str]) -> list[str]:
     return [
         f"{key} has no effect: {', '.join(policies)} "
         f"{'has' if len(policies) == 1 else 'have'} no such parameter"
-        for key in given
-        if key in _OF_SOME and _OF_SOME[key] not in taken
+        for key, value in given.items()
+        if key in _OF_SOME and _OF_SOME[key] not in taken and (key, value) != ("fairness", "none")
     ]

@@ -125,7 +125,7 @@ class RequestTable:
     Attributes
     ----------
     num_late_replies : int
-        Replies that came after their deadline.
+        Replies that came after their deadline; those to an earlier server are none.
     fastest_late_s : float
         Shortest round trip of those to training [s]; infinite: there were none.
     num_ignored_replies : int
@@ -294,9 +294,11 @@ class RequestTable:
     # -------------------------------------------------------------------------------------------
 
     def _count_late(self, request: Request, arrived_s: float) -> None:
+        message = request.message
+        if message is None:  # an earlier server's: whether it is late is not known
+            return
         self.num_late_replies += 1
-        message = request.message  # of an earlier server's the begin is not known
-        if message is not None and message.metadata.message_type.startswith(MessageType.TRAIN):
+        if message.metadata.message_type.startswith(MessageType.TRAIN):
             self.fastest_late_s = min(self.fastest_late_s, arrived_s - request.sent_s)
 
     def _enter(self, request: Request) -> None:

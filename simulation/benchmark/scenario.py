@@ -169,6 +169,8 @@ class Scenario(Settings):
 
     @model_validator(mode="after")
     def _check_environment_and_floors(self) -> Self:
+        most = f"at most num-clients = {self.num_clients}"
+        self.require("num_selected", self.num_selected <= self.num_clients, most)
         try:
             self.environment()()  # refuses what is out of range
         except ConfigError:
@@ -176,6 +178,12 @@ class Scenario(Settings):
         except (ValueError, TypeError) as error:
             given: dict[str, Any] = self.world.model_dump(exclude_none=True)
             raise ConfigError("world", given, f"must be in range: {error}") from None
+        if not self.availability.any():
+            message = "must be above 0 for some client"
+            raise ConfigError("availability", self.world.availability, message)
+        if self.world.compute_shape is not None and self.world.compute_law in {None, "uniform"}:
+            message = "has no effect without a compute-law, lognormal or pareto"
+            raise ConfigError("compute-shape", self.world.compute_shape, message)
         if not self.min_participation:
             return self
         if beyond := sorted(map(kebab, self.world.model_fields_set - _WITH_FLOORS)):

@@ -431,11 +431,8 @@ def _heat(stats: RunStatistics) -> ReportFigure:
         bar = axes.figure.colorbar(image, ax=axes, label=label, format=plots.shown_percent)
         bar.outline.set_edgecolor(RULE.light)
 
-    rows_are = (
-        "Each row is a client"
-        if single
-        else f"Each row is a group of some {len(order) // len(groups)} clients"
-    )
+    sizes = " or ".join(str(size) for size in sorted({len(group) for group in groups}))
+    rows_are = "Each row is a client" if single else f"Each row is a group of {sizes} clients"
     return ReportFigure(
         "selections",
         "Which clients were selected when",

@@ -165,6 +165,11 @@ class PolicyRunner:
         return self._spec.needs_updates
 
     @property
+    def keeps_floors(self) -> bool:
+        """Whether the policy has participation floors."""
+        return self._spec.keeps_floors
+
+    @property
     def by_data(self) -> bool:
         """Whether the policy selects by what clients report or send, see :class:`.PolicySpec`."""
         return self._spec.by_data

@@ -29,7 +29,7 @@ from .buffer.late import DROP, USE, LateUpdates
 from .buffer.steps import BufferedStep, BufferOptions, Channels, require_any_set
 from .client_evaluation import AVAILABLE, ClientEvaluation
 from .following import RecordingOptions, StartedRun, follow, overridable
-from .idle import LEAST_WORK, MAX_STALENESS, MOST_WORK, idle_arguments
+from .idle import FAIRNESS, LEAST_WORK, MAX_STALENESS, MOST_WORK, idle_arguments
 from .logs.round_log import RoundLog
 from .membership import Membership
 from .old_api.ported import PortedStrategy
@@ -239,7 +239,7 @@ class ScheduledStrategy(Strategy):
         num_spare: GivenSpares = AUTO,
         late_updates: str = DROP,
         max_share: float = 1.0,
-        fairness: str | FloorRule = "heuristic:0.5",
+        fairness: str | FloorRule = FAIRNESS,
         availability: float = 1.0,
         seed: int = 0,
         min_clients: int | None = None,
@@ -345,6 +345,8 @@ class ScheduledStrategy(Strategy):
             in_steps=mode == BUFFERED or self._spares.uses_late,
             buffered=mode == BUFFERED,
             by_speed=local_work != EQUAL,
+            keeps_floors=self._policy.keeps_floors,
+            fairness=fairness,
             max_staleness=max_staleness,
             staleness_discount=staleness_discount,
             even_weights=even_weights,

@@ -95,6 +95,7 @@ BAD_INPUT = {
     "--compute-law normal": "must be uniform, lognormal or pareto",
     "--compute-law pareto": "compute-shape = 1.0: must be above 1, for a mean of 1",
     "--compute-shape 0": "compute-shape = 0.0: must be above 0",
+    "--compute-shape 3": "compute-shape = 3.0: must be 1 with compute-law uniform",
     "--joins 3:5,3:6": "each client once",
     "--min-clients 11": "min-clients = 11: must be at most num-clients = 10",
     "--seed 99999999999999999999999": "below 2^63",
@@ -367,14 +368,27 @@ def test_default_run_directories_of_one_second_differ(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("given", "policies", "lines"),
     [
-        (["beta", "rounds"], ["cs-ucb-q"], []),
-        (["beta"], ["cs-ucb-q-adaptive"], ["beta has no effect: cs-ucb-q-adaptive has no such"]),
-        (["fairness", "truncate"], ["cs-ucb-q-adaptive", "random"], ["truncate has no effect"]),
-        (["fairness"], ["random", "cs-ucb"], ["fairness has no effect: random, cs-ucb have no"]),
+        ({"beta": 1.0, "rounds": 3}, ["cs-ucb-q"], []),
+        (
+            {"beta": 1.0},
+            ["cs-ucb-q-adaptive"],
+            ["beta has no effect: cs-ucb-q-adaptive has no such"],
+        ),
+        (
+            {"fairness": "equal:0.1", "truncate": True},
+            ["cs-ucb-q-adaptive", "random"],
+            ["truncate has no effect"],
+        ),
+        (
+            {"fairness": "equal:0.1"},
+            ["random", "cs-ucb"],
+            ["fairness has no effect: random, cs-ucb"],
+        ),
+        ({"fairness": "none"}, ["random"], []),
     ],
 )
 def test_settings_that_no_policy_takes_are_told(
-    given: list[str], policies: list[str], lines: list[str]
+    given: dict[str, object], policies: list[str], lines: list[str]
 ) -> None:
     found = idle_settings(given, policies)
     assert len(found) == len(lines)

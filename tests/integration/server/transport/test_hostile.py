@@ -275,7 +275,7 @@ def test_large_replies_that_nobody_waits_for_are_not_kept(town: Town) -> None:
         client.send(head + bytes(CHUNK - len(head)))
         client.send(*[bytes(CHUNK)] * 99)
     until(lambda: town.grid.num_ignored_replies == 2)
-    assert town.grid.num_late_replies == 1
+    assert town.grid.num_late_replies == 0
     assert node_id_of("chatty") not in town.grid.busy()
     assert peak_mb() - before < 30
     assert town.works()

@@ -41,7 +41,7 @@ def test_every_scenario_of_the_suite_runs(name: str) -> None:
 def test_shares_and_lists_are_spread_over_the_clients(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(
-        'summary = "x"\nnum-clients = 4\n[world]\nfailing-share = 0.5\n'
+        'summary = "x"\nnum-clients = 4\nnum-selected = 2\n[world]\nfailing-share = 0.5\n'
         "failure-probability = 1.0\njoining-share = 0.25\njoins-at-round = 9\n"
         "distance-m = [100.0, 400.0]\nrate-step = 0.0\n"
     )
@@ -60,6 +60,9 @@ def test_shares_and_lists_are_spread_over_the_clients(tmp_path: Path) -> None:
         ('summary = "x"\nnum-client = 3', "did you mean num-clients?"),
         ('summary = "x"\nnum-clients = 0', "num-clients = 0"),
         ('summary = "x"\nseeds = 1', "seeds = 1"),
+        ('summary = "x"\nnum-selected = 21', "must be at most num-clients = 20"),
+        ('summary = "x"\n[world]\navailability = 0.0', "must be above 0 for some client"),
+        ('summary = "x"\n[world]\ncompute-shape = 2.0', "without a compute-law"),
         ('summary = "x"\nfloors = 0.9', "feasible"),
         ('summary = "x"\nfloors = "all"', "a number, or one per client"),
         ('summary = "x"\n[world]\ndrfit = 1', "did you mean drift?"),

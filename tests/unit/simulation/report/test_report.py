@@ -726,6 +726,7 @@ def test_of_many_clients_the_slowest_and_those_short_of_their_floors_are_listed(
     rows = re.findall(r'<th scope="row">(c\d+)</th>', (run / "report.html").read_text())
     assert rows == [f"c{arm}" for arm in range(count - 1, count - 101, -1)] + ["c0"]
     assert "101 of 300 clients" in page.text
+    assert "Each row is a group of 7 or 8 clients" in page.text
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -9,11 +9,14 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 
 from flower_scheduling import ScheduledStrategy
+from flower_scheduling.strategies.fairness import EqualFloors
 from flower_scheduling.strategies.flower import LOGGER
+from flower_scheduling.strategies.policies.cs_ucb_adaptive import CsUcbAdaptive
 
 
 def named(caplog: pytest.LogCaptureFixture, **arguments: Any) -> list[str]:
-    strategy = ScheduledStrategy(FedAvg(), num_selected=2, **arguments)
+    policy = arguments.pop("policy", "cs-ucb-q-adaptive")
+    strategy = ScheduledStrategy(FedAvg(), policy, num_selected=2, **arguments)
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger=LOGGER.name):
         strategy.summary()
@@ -22,6 +25,7 @@ def named(caplog: pytest.LogCaptureFixture, **arguments: Any) -> list[str]:
 
 STALE: dict[str, Any] = {"max_staleness": 3, "staleness_discount": 0.5}
 EVEN: dict[str, Any] = {"even_weights": True}
+FLOORS: dict[str, Any] = {"fairness": "equal:0.1"}
 WORK: dict[str, Any] = {"least_work": 0.5, "most_work": 2.0}
 
 
@@ -31,3 +35,8 @@ def test_arguments_without_effect_are_named(caplog: pytest.LogCaptureFixture) ->
     assert named(caplog, **STALE, **EVEN, mode="buffered") == []
     assert named(caplog, **STALE, **EVEN, num_spare=1, late_updates="use") == [*EVEN]
     assert named(caplog, **WORK, local_work="equal-time", local_steps=5) == []
+    assert named(caplog, **FLOORS) == []
+    assert named(caplog, **FLOORS, policy="cs-ucb-adaptive") == [*FLOORS]
+    assert named(caplog, fairness=EqualFloors(0.1), policy=CsUcbAdaptive) == [*FLOORS]
+    assert named(caplog, fairness="none", policy="cs-ucb-adaptive") == []
+    assert named(caplog, policy="cs-ucb-adaptive") == []
