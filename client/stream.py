@@ -30,7 +30,7 @@ __all__ = ["LOGGER", "ConnectionRefused", "StreamClient", "VersionMismatch", "Wo
 
 _FIRST_BACKOFF_S: Final = 0.1
 _LOG_AGAIN_S: Final = 60.0  # between two lines about the same connection that is lost
-_FAREWELL_S: Final = 1.0  # longest wait for a goodbye to be taken
+_FAREWELL_S: Final = 5.0  # longest wait for a goodbye to be taken: links may be slow
 # What gRPC raises when a stream has ended.
 _BROKEN: Final = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, OSError)
 
