@@ -9,8 +9,8 @@ from flower_scheduling.simulation.settings import SimulationConfig
 
 def test_lognormal_computing_times_spread_about_the_same_mean() -> None:
     uniform, lognormal = (
-        SimulationConfig.from_mapping({"compute-law": law, "compute-shape": 0.5, "seed": 1})
-        for law in ("uniform", "lognormal")
+        SimulationConfig.from_mapping({**law, "seed": 1})
+        for law in ({}, {"compute-law": "lognormal", "compute-shape": 0.5})
     )
     times_s = [
         np.array([env.round(t).compute_s for t in range(1, 2001)])
