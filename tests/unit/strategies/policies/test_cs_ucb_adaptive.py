@@ -270,7 +270,7 @@ def test_second_trials_are_of_arms_that_are_there(name) -> None:
 
 @ADAPTIVE
 def test_a_fade_in_the_first_trial_does_not_keep_a_fast_arm_out(name) -> None:
-    """It took a third longer, at which no bonus makes it worth a place among the others."""
+    """It took half as much again, at which no bonus makes it worth a place among the others."""
     policy = build(name, num_arms=100, num_selected=4)
     rng = np.random.default_rng(3)
     means_s = np.where(np.arange(100) < 4, 1.0, np.linspace(1.3, 4.0, 100))
